@@ -1,0 +1,164 @@
+"""From a run file to a job: model found, tokenizer and data prepared, layout planned, run folder made.
+
+Runs once a run, in one process that imports torch, before any rank exists. What it returns is torch-free, so that the command line can print it and
+start the ranks without importing torch itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import checkpoint, data, planner
+from .config import RunConfig
+from .data import Order, Prepared
+from .errors import NotReady, OnDisk, UsageError
+from .job import Job, Ready, Request
+from .model import build, units
+from .plan import Plan
+from .rundir import RunDir
+from .source import ModelSource, resolve
+from .spec import Cluster, make_cluster
+from .train import total_steps
+
+
+def prepare(request: Request, say: Callable[[str], None]) -> Ready:
+    """Do everything that needs no second rank.
+
+    Args:
+        say: Called with one line of progress at a time.
+
+    Raises:
+        ShardwiseError: Any of the kinds of bad input; nothing is left in ``run_dir`` then.
+    """
+    run, config = request.run, request.run.config
+    run_dir = request.resume[0] if request.resume else Path(config.run_dir)
+    if request.resume is None:
+        RunDir.refuse_existing(run_dir)
+    resume_from = _checkpoint_of(run_dir, request.resume[1]) if request.resume else None
+    cluster = _cluster(request)
+    source = resolve(config.model, trust_remote_code=config.trust_remote_code, where=run.where("model"))
+    cache = data.cache_folder(config.data)
+    tokenizer, tokenizer_dir = data.load_tokenizer(config.tokenizer, Path(source.folder) if source.folder else None, config.data, cache,
+                                                   config.trust_remote_code, where=run.where)
+    model = build(source)
+    limits = getattr(model, "config", None)
+    prepared = data.prepare(config.data, tokenizer, vocab_size=getattr(limits, "vocab_size", len(tokenizer)),
+                            max_positions=getattr(limits, "max_position_embeddings", None), seed=config.seed, where=run.where, progress=say)
+    say("planning")
+    plan = _plan(request, run_dir, source, model, cluster)
+    layout = plan.chosen.layout
+    if resume_from is None:
+        RunDir.create(run_dir, run.text_with_overrides(), plan.to_json())
+        _keep_model_and_tokenizer(run_dir, source, model, tokenizer_dir)
+    order = Order([s.num_rows for s in prepared.train.sets], prepared.train.weights, config.seed, config.global_batch)
+    job = Job(config=config, layout=layout, source=source, data_folder=prepared.folder, run_dir=run_dir, device_type=cluster.kind,
+              stored_bytes=plan.chosen.rows["params_sharded"], resume_from=resume_from)
+    previews = [data.preview(prepared, tokenizer, row) for row in range(min(config.data.show, prepared.train.num_rows))]
+    return Ready(job, plan, planner.plan_text(plan), "\n\n".join(previews), _data_text(prepared, config, order),
+                 total_steps(config, order.steps_per_epoch))
+
+
+def _cluster(request: Request) -> Cluster:
+    """The ranks and devices of this run.
+
+    Raises:
+        NotReady: More workers than GPUs, or a device that is not here.
+        UsageError: Several nodes without torchrun.
+    """
+    asked, where = request.run.config.cluster, request.run.where
+    world = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else None
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world or 0)) or None
+    if world is None and asked.nodes > 1:
+        raise UsageError(f"{asked.nodes} nodes need a launcher on each of them", where=where("cluster.nodes"), why="shardwise starts the workers of one machine by itself",
+                         hints=[f"`torchrun --nnodes {asked.nodes} --nproc-per-node {asked.gpus_per_node or 8} -m shardwise train ...` on each",
+                                "`--set cluster.nodes=1` trains on this machine"])
+    per_node = local or request.workers or asked.gpus_per_node
+    visible = torch.cuda.device_count()
+    if asked.device not in (None, "cpu") and not visible:
+        raise NotReady(f"no {asked.device} is visible on this machine", where=where("cluster.device"), hints=["`--set cluster.device=cpu` rehearses on CPU"])
+    cluster = make_cluster(nodes=(world or 1) // (local or 1) if world else 1, gpus_per_node=per_node, device=asked.device, memory_gib=asked.memory_gib,
+                           where=where("cluster.device"))
+    check_devices(cluster, visible)
+    return cluster
+
+
+def _plan(request: Request, run_dir: Path, source: ModelSource, model: torch.nn.Module, cluster: Cluster) -> Plan:
+    """The plan given, the run's own where it still holds, else a new one."""
+    if request.plan_file is not None:
+        return _read_plan(request.plan_file, request.run.config, cluster)
+    if request.resume is not None:
+        stored = Plan.from_json(RunDir.open(run_dir).plan())
+        if stored.chosen.layout.world_size == cluster.world_size and not any(key.startswith("layout") and at.startswith("--set")
+                                                                             for key, at in request.run.sources.items()):
+            return stored
+    return planner.make_plan(request.run, model, units(model), name=source.name, cluster=cluster)
+
+
+def _data_text(prepared: Prepared, config: RunConfig, order: Order) -> str:
+    stats = [s.stats for s in prepared.train.sets]
+    return f"{sum(s.num_documents for s in stats):,} documents in {prepared.train.num_rows:,} rows of {config.data.seq_len}, " \
+        f"{order.steps_per_epoch:,} steps an epoch"
+
+
+def _read_plan(path: Path, config: RunConfig, cluster: Cluster) -> Plan:
+    """The plan of ``--plan``, refused where it is of another job."""
+    try:
+        plan = Plan.from_json(json.loads(path.read_text("utf-8")))
+    except FileNotFoundError as error:
+        raise OnDisk(f"plan `{path}` does not exist", where="`--plan`", hints=["leave `--plan` out to plan now"]) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise OnDisk(f"`{path}` is no plan of this version of shardwise: {error}", where="`--plan`", hints=["leave `--plan` out to plan now"]) from error
+    layout = plan.chosen.layout
+    if layout.world_size != cluster.world_size:
+        raise UsageError(f"the plan is for {layout.world_size} ranks, this run has {cluster.world_size}", where=f"`--plan {path}`",
+                         hints=[f"`--workers {layout.world_size}`", "leave `--plan` out to plan for this machine"])
+    rows = layout.micro_batch * layout.grad_accum * layout.world_size
+    if rows != config.global_batch:
+        raise UsageError(f"the plan makes steps of {rows} sequences, `global_batch` is {config.global_batch}", where=f"`--plan {path}`",
+                         hints=[f"`--set global_batch={rows}`", "leave `--plan` out to plan for this run file"])
+    return plan
+
+
+def _checkpoint_of(run_dir: Path, step: int | None) -> Path:
+    """The checkpoint folder to resume from."""
+    folder = RunDir.open(run_dir).checkpoints
+    whole = checkpoint.steps(folder)
+    if not whole or (step is not None and step not in whole):
+        raise OnDisk(f"`{run_dir}` has no whole checkpoint" + (f" of step {step}" if step is not None else ""), where="`--resume`",
+                     why=f"whole ones are of steps {', '.join(map(str, whole))}" if whole else "it ended before its first save",
+                     hints=[f"`--resume {run_dir}@{whole[-1]}`"] if whole else [f"start again: `shardwise train {run_dir}/config.yaml --set run_dir=NEW`"])
+    return checkpoint.folder_of(folder, whole[-1] if step is None else step)
+
+
+def _keep_model_and_tokenizer(run_dir: Path, source: ModelSource, model: Any, tokenizer_dir: Path) -> None:
+    """Put beside the run what an export needs: the model's config and the tokenizer."""
+    target = run_dir / "model"
+    target.mkdir()
+    if hasattr(model, "config"):
+        plain = type(model.config)(**{k: v for k, v in model.config.to_dict().items() if k not in ("use_cache", "dtype")})
+        plain.architectures = [type(model).__name__]
+        plain.save_pretrained(target)
+    if source.folder and (Path(source.folder) / "generation_config.json").is_file():
+        shutil.copy(Path(source.folder) / "generation_config.json", target)
+    shutil.copytree(tokenizer_dir, run_dir / "tokenizer", ignore=lambda folder, names: [
+        n for n in names if not n.endswith((".json", ".model", ".jinja", ".txt", ".tiktoken")) or n in ("config.json", "generation_config.json")
+        or n.endswith(".index.json")])
+
+
+def check_devices(cluster: Cluster, visible: int) -> None:
+    """Refuse more workers than devices.
+
+    Raises:
+        NotReady: ``cluster`` asks for more CUDA devices than are visible.
+    """
+    if cluster.kind == "cuda" and cluster.gpus_per_node > visible:
+        raise NotReady(f"{cluster.gpus_per_node} workers were asked for, {visible} GPU{'s are' if visible != 1 else ' is'} visible",
+                       where="`cluster.gpus_per_node` or `--workers`", why="two ranks on one GPU deadlock in NCCL",
+                       hints=[f"`--workers {max(1, visible)}`", "`echo $CUDA_VISIBLE_DEVICES` shows what hides the others"])

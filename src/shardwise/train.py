@@ -1,0 +1,284 @@
+"""The training loop of one rank: build, shard, fill, then steps with evaluation, checkpoints and records.
+
+Reads a ``Job`` and nothing else. What differs from rank to rank is the rank's shards and rows; every decision (stop, best, save) is taken on numbers
+that are equal on all ranks.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from . import checkpoint, optim, sharding, step
+from .config import RunConfig
+from .data import Order, Prepared, open_prepared
+from .errors import OnDisk, ShardwiseError
+from .job import Job
+from .meter import Meter
+from .model import Unit, build, initialise, load_weights, units
+from .rundir import RunDir
+from .source import ModelSource
+from .world import RankContext
+
+_TRAINING_WINDOWS = ("first", "steady")
+
+
+@dataclass
+class Progress:
+    """Where a run is: what a checkpoint keeps beside tensors. Equal on all ranks."""
+
+    step: int = 0
+    tokens_seen: int = 0
+    last_loss: float | None = None
+    untrained_validation_loss: float | None = None
+    validation: dict[str, float] = field(default_factory=dict)
+    best: float | None = None
+    best_step: int | None = None
+    evals_since_best: int = 0
+
+
+class Trainer:
+    """One rank of one run."""
+
+    def __init__(self, context: RankContext, job: Job) -> None:
+        self.context, self.job, self.config, self.layout = context, job, job.config, job.layout
+        self.rank, self.world_size = context.rank, context.world_size
+        self.device = torch.device("cuda", torch.cuda.current_device()) if job.device_type == "cuda" else torch.device("cpu")
+        self.run = RunDir.open(job.run_dir)
+        self.data: Prepared = open_prepared(job.data_folder)
+        self.order = Order([data.num_rows for data in self.data.train.sets], self.data.train.weights, self.config.seed, self.config.global_batch)
+        self.total_steps = total_steps(self.config, self.order.steps_per_epoch)
+        self.progress = Progress()
+        self._stop = False
+        self._began = time.monotonic()
+        self._steps_here = 0
+        self._steady_tokens, self._steady_s = 0, 0.0  # of all steps but the first, which allocates and warms up
+        self.meter = Meter(job.device_type)
+        self.meter.start()
+        self.model, self.units = self._build()
+        self.params = [param for param in self.model.parameters() if param.requires_grad]
+        self.optimizer = optim.make_optimizer(self.model, self.config.optimizer)
+        self._tensorboard = self._open_tensorboard()
+        torch.manual_seed(self.config.seed * 1_000_003 + self.rank)  # dropout differs by rank; data order never asks this generator
+
+    def _build(self) -> tuple[nn.Module, tuple[Unit, ...]]:
+        self._say("building the model")
+        model = build(self.job.source, attention_path=self.layout.attention, chunk_tokens=self.layout.loss_chunk_tokens)
+        found = units(model)
+        sharding.shard(model, found, self.layout, sharding.make_mesh(self.layout, self.job.device_type))
+        sharding.materialise(model, self.device)
+        if self.job.resume_from is None:
+            if self.job.source.kind == "weights":
+                assert self.job.source.folder, "trained weights lie in a folder"
+                load_weights(model, Path(self.job.source.folder), self._say)
+            else:
+                initialise(model, self.config.seed, self.job.source.name)
+        stored = sharding.stored_bytes(model)
+        if stored != self.job.stored_bytes:
+            raise ShardwiseError(f"rank {self.rank} stores {stored:,} bytes of parameters, the plan says {self.job.stored_bytes:,}",
+                                 why="what runs must be what was planned", hints=["this is a bug of shardwise: please report it with plan.json"])
+        return model, found
+
+    def _say(self, text: str) -> None:
+        if self.rank == 0:
+            self.context.send({"kind": "say", "text": text})
+
+    # ---- the loop
+
+    def train(self) -> dict[str, Any]:
+        """Run to the last step; the summary of ``summary``, on every rank.
+
+        Collective: every rank runs it with the same job.
+        """
+        signal.signal(signal.SIGTERM, self._ask_to_stop)
+        if self.job.resume_from is not None:
+            self._resume(self.job.resume_from)
+        else:
+            self._evaluate(untrained=True)
+        terminated = stopped_early = False
+        while self.progress.step < self.total_steps and not (terminated or stopped_early):
+            terminated = self._step().stop
+            done = self.progress.step
+            if self.config.eval_every and done % self.config.eval_every == 0 and done < self.total_steps and not terminated:
+                self._evaluate()
+                stopped_early = self._should_stop_early()
+            if self.config.checkpoint.every and done % self.config.checkpoint.every == 0:
+                self._save()
+        if not terminated and not stopped_early:
+            self._evaluate()
+        self._save()
+        if self._tensorboard:
+            self._tensorboard.close()
+        return self.summary("terminated" if terminated else "stopped early" if stopped_early else "done")
+
+    def _ask_to_stop(self, number: int, frame: Any) -> None:
+        self._stop = True
+
+    def _step(self) -> step.StepResult:
+        began = time.monotonic()
+        now = self.progress.step
+        ids = self.order.step_ids(now)
+        real = ids[ids >= 0]
+        global_tokens = int(self.data.train.valid[real].sum())
+        rows = step.rows_of(ids, self.rank, self.world_size, self.layout.micro_batch)
+        lr = optim.lr_at(self.config.optimizer, now, self.total_steps)
+        optim.set_lr(self.optimizer, lr)
+        with self.meter.window("first" if self._steps_here == 0 else "steady"):
+            loss_sum = self._accumulate(rows, global_tokens)
+            result = step.reduce_and_check(self.params, loss_sum, global_tokens, self._stop, step=now + 1, rows=rows,
+                                           find_rank=lambda: self._find_not_finite(rows, global_tokens))
+            clip = self.config.optimizer.clip
+            if clip is not None and result.grad_norm > clip:
+                optim.scale_gradients(self.params, clip / (result.grad_norm + 1e-6))
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        self._steps_here += 1
+        self.progress.step += 1
+        self.progress.tokens_seen += len(real) * self.config.data.seq_len
+        self.progress.last_loss = result.loss
+        self._record(result, lr, time.monotonic() - began, len(real) * self.config.data.seq_len, global_tokens)
+        return result
+
+    def _rate(self) -> float | None:
+        """Tokens per second of the job over all steps but the first; None before the second."""
+        return self._steady_tokens / self._steady_s if self._steady_s else None
+
+    def _accumulate(self, rows: list[list[int]], global_tokens: int) -> torch.Tensor:
+        return step.accumulate(self.model, self.data.train, rows, global_tokens, self.layout.grad_sync, self.device)
+
+    def _find_not_finite(self, rows: list[list[int]], global_tokens: int) -> str:
+        blocks = [name for unit in self.units if unit.kind == "block" for name in unit.modules]
+        return step.find_not_finite(self.model, blocks, lambda: self._accumulate(rows, global_tokens))
+
+    def _record(self, result: step.StepResult, lr: float, step_s: float, tokens: int, trained: int) -> None:
+        if self._steps_here > 1:
+            self._steady_tokens, self._steady_s = self._steady_tokens + tokens, self._steady_s + step_s
+        if self.rank != 0:
+            return
+        progress = self.progress
+        rate = self._rate() or tokens / step_s
+        left = (self.total_steps - progress.step) * tokens / rate
+        record = {"step": progress.step, "loss": result.loss, "grad_norm": result.grad_norm, "lr": lr, "tokens": tokens, "trained_tokens": trained,
+                  "step_s": step_s, "tokens_per_s": tokens / step_s, "epoch": (progress.step - 1) // self.order.steps_per_epoch,
+                  "peak_allocated_bytes": max((self.meter.peaks.get(name, 0) for name in _TRAINING_WINDOWS), default=0) or None}
+        self.run.metrics(record)
+        self._scalars("train", progress.step, {key: record[key] for key in ("loss", "grad_norm", "lr", "tokens_per_s")})
+        self.context.send({"kind": "step", **record, "tokens_per_s": rate, "left_s": left, "total_steps": self.total_steps})
+
+    # ---- evaluation
+
+    def _evaluate(self, untrained: bool = False) -> None:
+        if not self.data.validation:
+            return
+        began = time.monotonic()
+        with self.meter.window("evaluation"):
+            losses = {name: step.evaluate(self.model, data, self.layout.micro_batch, self.device) for name, data in self.data.validation.items()}
+        progress = self.progress
+        progress.validation = losses
+        first = next(iter(losses.values()))
+        if untrained:
+            progress.untrained_validation_loss = first
+        elif progress.best is None or first < progress.best:
+            progress.best, progress.best_step, progress.evals_since_best = first, progress.step, 0
+            if self.config.checkpoint.keep_best:
+                self._save()
+        else:
+            progress.evals_since_best += 1
+        if self.rank == 0:
+            record = {"step": progress.step, "validation": losses, "eval_s": time.monotonic() - began}
+            self.run.metrics(record)
+            self._scalars("validation", progress.step, losses)
+            self.context.send({"kind": "eval", **record, "untrained": untrained})
+
+    def _should_stop_early(self) -> bool:
+        early = self.config.early_stop
+        return early is not None and self.progress.evals_since_best >= early.patience
+
+    # ---- checkpoints
+
+    def _save(self) -> None:
+        """Save this step unless it is saved already, then drop what ``checkpoint`` does not ask to keep."""
+        now = self.progress.step
+        if now in checkpoint.steps(self.run.checkpoints):
+            return
+        began = time.monotonic()
+        state = {"progress": asdict(self.progress), "total_steps": self.total_steps, "data": self.job.data_folder.name,
+                 "source_dtype": source_dtype(self.job.source), "world_size": self.world_size}
+        with self.meter.window("save"):
+            checkpoint.save(self.run.checkpoints, now, self.model, self.optimizer, state)
+        if self.rank == 0:
+            best = self.progress.best_step
+            checkpoint.prune(self.run.checkpoints, self.config.checkpoint.keep_last, {best} if self.config.checkpoint.keep_best and best else set())
+            self.run.event("checkpoint", step=now, seconds=time.monotonic() - began)
+            self.context.send({"kind": "saved", "step": now})
+        dist.barrier()
+
+    def _resume(self, folder: Path) -> None:
+        state = checkpoint.load(folder, self.model, self.optimizer)
+        if state["data"] != self.job.data_folder.name:
+            raise OnDisk(f"the data are not those of the checkpoint: prepared as {self.job.data_folder.name}, saved with {state['data']}",
+                         where=str(folder), why="files, tokenizer, seq_len, format or seed changed, so the order of rows would be another",
+                         hints=["restore the data of the run", "start a new run from its export: `shardwise export RUN OUT`, `--set model=OUT`"],
+                         common=True)
+        self.progress = Progress(**state["progress"])
+        if not state["rng_restored"]:
+            self._say(f"resumed on {self.world_size} ranks from {state['world_size']}: the same batches, another dropout")
+
+    # ---- records
+
+    def _open_tensorboard(self) -> Any:
+        if self.rank != 0 or "tensorboard" not in self.config.trackers:
+            return None
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(self.run.path / "tensorboard"), purge_step=None)  # type: ignore[no-untyped-call]
+
+    def _scalars(self, group: str, at: int, values: dict[str, Any]) -> None:
+        if self._tensorboard:
+            for name, value in values.items():
+                self._tensorboard.add_scalar(f"{group}/{name}", value, at)
+
+    def summary(self, status: str) -> dict[str, Any]:
+        """The run in one object: what ``train --json`` prints, with measured peaks of every rank.
+
+        Collective: gathers one small object a rank.
+        """
+        everyone: list[dict[str, int]] = [{} for _ in range(self.world_size)]
+        dist.all_gather_object(everyone, self.meter.peaks)
+        progress = self.progress
+        return {"status": status, "final_loss": progress.last_loss, "validation_loss": next(iter(progress.validation.values()), None),
+                "validation": progress.validation, "untrained_validation_loss": progress.untrained_validation_loss, "steps": progress.step,
+                "total_steps": self.total_steps, "tokens_seen": progress.tokens_seen, "tokens_per_s": self._rate(),
+                "measured_peak_allocated_bytes": [max((peaks.get(name, 0) for name in _TRAINING_WINDOWS), default=0) for peaks in everyone],
+                "measured_peaks": everyone, "measured_how": self.meter.how, "best_step": progress.best_step, "wall_s": time.monotonic() - self._began}
+
+
+def total_steps(config: RunConfig, steps_per_epoch: int) -> int:
+    """Optimizer steps of the whole run: the epochs, cut by ``steps`` where given."""
+    whole = config.epochs * steps_per_epoch
+    return min(whole, config.steps) if config.steps is not None else whole
+
+
+def source_dtype(source: ModelSource) -> str:
+    """The dtype the weights came in, which an export gives back: ``bfloat16``, ``float16`` or ``float32``."""
+    if source.kind != "weights":
+        return "float32"
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(source.folder, trust_remote_code=source.trust_remote_code, local_files_only=True)
+    return str(config.dtype or torch.float32).removeprefix("torch.")
+
+
+def run_rank(context: RankContext, job: Job) -> dict[str, Any]:
+    """What every rank runs; returns the summary.
+
+    Collective: every rank runs it with the same job.
+    """
+    return Trainer(context, job).train()
