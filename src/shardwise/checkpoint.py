@@ -3,35 +3,47 @@
     step-N/               appears by one rename, after every file was flushed and the manifest written
       __R_0.distcp        DCP: model.<name>, optim.<name>.exp_avg, optim.<name>.exp_avg_sq, rng.<world>.<rank>
       .metadata           DCP: which tensor lies where
-      state.json          what the trainer passed in, and the optimizer's step count
+      state.json          what the trainer passed in, the optimizer's step counts, the world size
       manifest.json       size and xxh3 of every other file: without it the folder was never finished
-    .tmp-step-N/          a save that did not end; swept by the next one
+    .tmp-step-N/          a save or a removal that did not end; swept by the next save
 
 Every item is a tensor: DCP pickles other values and unpickles them without care (facts/feasibility.md B.2). Another world size reads the same files.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
+import pickle
 import shutil
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import xxhash
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.tensor import DTensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from .errors import NotReady, OnDisk, ShardwiseError, nearest
+from .errors import NotReady, OnDisk, ShardwiseError, UsageError, nearest
+from .units import bytes_text
+
+T = TypeVar("T")
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_SPARE_BYTES = 1 << 20  # metadata, state and manifest
+_SCHEMA = 1
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+# ---- folders
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
@@ -43,104 +55,40 @@ def steps(checkpoints: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in checkpoints.glob("step-*") if path.name[5:].isdigit() and (path / "manifest.json").is_file())
 
 
+def find(checkpoints: Path, step: int | None = None) -> Path:
+    """The folder of a whole checkpoint: of ``step``, or the newest.
+
+    Raises:
+        OnDisk: There is none.
+    """
+    whole = steps(checkpoints)
+    if not whole:
+        raise OnDisk("no whole checkpoint", where=str(checkpoints), why="the run ended before its first save", hints=["train again, in another `run_dir`"])
+    if step is not None and step not in whole:
+        raise OnDisk(f"no whole checkpoint of step {step}", where=str(checkpoints), why=f"the last whole ones are of steps {', '.join(map(str, whole[-6:]))}",
+                     hints=[f"leave the step out to take {whole[-1]}, the newest"])
+    return folder_of(checkpoints, whole[-1] if step is None else step)
+
+
 def size(checkpoints: Path, step: int) -> int:
     """Bytes of one checkpoint on disk."""
     return sum(file.stat().st_size for file in folder_of(checkpoints, step).iterdir())
 
 
-def prune(checkpoints: Path, keep_last: int, keep: set[int]) -> None:
-    """Remove all whole checkpoints but the newest ``keep_last`` and those of ``keep``. One process calls it."""
-    for step in steps(checkpoints)[:-keep_last]:
-        if step not in keep:
-            folder = folder_of(checkpoints, step)
-            (folder / "manifest.json").unlink()  # no longer whole, should we end half-way
-            shutil.rmtree(folder)
-
-
-def save(checkpoints: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Path:
-    """Write ``step-N`` and publish it.
-
-    Args:
-        state: JSON-able facts of the trainer, equal on all ranks.
+def prune(checkpoints: Path, keep_last: int, keep: set[int]) -> list[int]:
+    """Remove all whole checkpoints but the newest ``keep_last`` and those of ``keep``; the steps removed. One process calls it.
 
     Raises:
-        NotReady: The disk is too small or a write failed; what was written of it is removed, the same error on all ranks.
-
-    Collective: every rank must call it.
+        UsageError: ``keep_last`` would leave none.
     """
-    aside, final = checkpoints / f".tmp-step-{step}", folder_of(checkpoints, step)
-    tensors = _tensors(model, optimizer)
-    tensors[_rng_key()] = torch.get_rng_state()
-    needed = _sum_over_ranks(sum(_local(t).numel() * _local(t).element_size() for t in tensors.values())) + _SPARE_BYTES
-
-    def begin() -> None:
-        for torn in checkpoints.glob(".tmp-step-*"):
-            shutil.rmtree(torn)
-        disk = os.statvfs(checkpoints)
-        if disk.f_bavail * disk.f_frsize < needed:
-            raise _disk_full(checkpoints, step, f"it needs {needed:,} bytes, {disk.f_bavail * disk.f_frsize:,} are free")
-        aside.mkdir()
-
-    def finish() -> None:
-        facts = {**state, "step": step, "optimizer_steps": _optimizer_steps(optimizer)}
-        (aside / "state.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
-        files = sorted(file for file in aside.iterdir() if file.is_file())
-        manifest = {"schema": 1, "step": step, "files": {file.name: {"bytes": file.stat().st_size, "xxh3": _hash(file)} for file in files}}
-        for file in files:
-            _flush(file)
-        (aside / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
-        _flush(aside / "manifest.json")
-        _flush(aside)
-        aside.rename(final)
-        _flush(checkpoints)
-
-    try:
-        _on_rank_zero(begin)
-        try:
-            dcp.save(tensors, storage_writer=dcp.FileSystemWriter(aside))
-        except CheckpointException as error:  # a BaseException; its text never says that the disk is full
-            raise _disk_full(checkpoints, step, _innermost(error)) from error
-        _on_rank_zero(finish)
-    except (ShardwiseError, OSError):
-        if _rank() == 0:
-            shutil.rmtree(aside, ignore_errors=True)  # partial files would keep the disk full
-        raise
-    return final
-
-
-def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Fill a model and an optimizer that has not stepped yet, in place, and this rank's random state where the world size is that of the save.
-
-    Returns:
-        The ``state`` of the save, with ``rng_restored``.
-
-    Raises:
-        OnDisk: The checkpoint is torn, or its tensors are not those of the model.
-
-    Collective: every rank must call it.
-    """
-    faults = verify(folder, hashes=False)
-    if faults:
-        raise OnDisk(f"checkpoint `{folder}` is not whole: {faults[0]}", lines=[("also", fault) for fault in faults[1:4]],
-                     hints=["`--resume RUN@STEP` takes an older one; `shardwise checkpoint list RUN` shows them"], common=True)
-    state: dict[str, Any] = json.loads((folder / "state.json").read_text("utf-8"))
-    _prepare_optimizer(optimizer, float(state["optimizer_steps"]))
-    tensors = _tensors(model, optimizer)
-    reader = dcp.FileSystemReader(folder)
-    stored = reader.read_metadata().state_dict_metadata
-    _compare(tensors, stored, folder)
-    rng_key = _rng_key()
-    if rng_key in stored:
-        tensors[rng_key] = torch.empty_like(torch.get_rng_state())
-    try:
-        dcp.load(tensors, storage_reader=reader)
-    except CheckpointException as error:
-        raise OnDisk(f"checkpoint `{folder}` cannot be read: {_innermost(error)}",
-                     hints=["`shardwise checkpoint verify RUN` names the file", "`--resume RUN@STEP` takes an older one"]) from error
-    state["rng_restored"] = rng_key in stored
-    if rng_key in stored:
-        torch.set_rng_state(tensors[rng_key])
-    return state
+    if keep_last < 1:
+        raise UsageError(f"{keep_last} checkpoints would be kept", why="at least the newest stays", hints=["keep 1"])
+    gone = [step for step in steps(checkpoints)[:-keep_last] if step not in keep]
+    for step in gone:
+        aside = _aside(checkpoints, step)
+        folder_of(checkpoints, step).rename(aside)  # at once no checkpoint any more, should we end half-way
+        shutil.rmtree(aside)
+    return gone
 
 
 def verify(folder: Path, *, hashes: bool = True) -> list[str]:
@@ -150,19 +98,229 @@ def verify(folder: Path, *, hashes: bool = True) -> list[str]:
         hashes: Read every byte and compare; else sizes only.
     """
     try:
-        listed = json.loads((folder / "manifest.json").read_text("utf-8"))["files"]
-    except (OSError, ValueError, KeyError) as error:
+        listed = json.loads((folder / "manifest.json").read_text("utf-8"))
+        files = {name: (int(facts["bytes"]), str(facts["xxh3"])) for name, facts in listed["files"].items()}
+        schema, step = listed["schema"], listed["step"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return [f"`manifest.json` cannot be read: {error}"]
-    faults = []
-    for name, facts in listed.items():
+    faults = [] if schema == _SCHEMA and folder.name == f"step-{step}" else [f"`manifest.json` is of step {step}, schema {schema}"]
+    for name, (num_bytes, digest) in files.items():
         file = folder / name
         if not file.is_file():
             faults.append(f"`{name}` is missing")
-        elif file.stat().st_size != facts["bytes"]:
-            faults.append(f"`{name}` has {file.stat().st_size:,} bytes, {facts['bytes']:,} were written")
-        elif hashes and _hash(file) != facts["xxh3"]:
+        elif file.stat().st_size != num_bytes:
+            faults.append(f"`{name}` has {file.stat().st_size:,} bytes, {num_bytes:,} were written")
+        elif hashes and _hash(file) != digest:
             faults.append(f"`{name}` was changed after it was written (xxh3 differs)")
     return faults
+
+
+def require_whole(folder: Path, *, hashes: bool) -> None:
+    """Refuse a checkpoint that ``verify`` finds a fault in.
+
+    Raises:
+        OnDisk: With the first faults.
+    """
+    if faults := verify(folder, hashes=hashes):
+        raise OnDisk(f"checkpoint `{folder.name}` is not whole", lines=[("fault", fault) for fault in faults[:4]], where=str(folder),
+                     hints=["`shardwise checkpoint verify RUN` tells which ones are", "an older step can be asked for: `--resume RUN@STEP`, `export --step`"])
+
+
+# ---- save
+
+
+def save(checkpoints: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Path:
+    """Write ``step-N`` and publish it.
+
+    Args:
+        state: JSON-able facts of the trainer, equal on all ranks.
+
+    Raises:
+        OnDisk: ``step-N`` is there already; a checkpoint is never overwritten.
+        NotReady: The disk is too small or a write failed; what was written of it is removed, the same error on all ranks.
+
+    Collective: every rank must call it.
+    """
+    aside, final = _aside(checkpoints, step), folder_of(checkpoints, step)
+    tensors = _tensors(model, optimizer)
+    # A DTensor counts whole, so this is the sum over ranks. Each piece has a header, each rank random state.
+    pieces = len(tensors) * _world_size()
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) + pieces * 2048 + _world_size() * 16384 + (1 << 16)
+    facts = {**state, "step": step, "optimizer_steps": _step_counts(model, optimizer), "world_size": _world_size()}
+
+    def begin() -> None:
+        if (final / "manifest.json").is_file():
+            raise OnDisk(f"checkpoint of step {step} is there already", where=str(final), why="a checkpoint is never overwritten",
+                         hints=["remove it, or go on from it with `--resume`"])
+        for torn in [*checkpoints.glob(".tmp-step-*"), *([final] if final.exists() else [])]:
+            shutil.rmtree(torn)
+        if _free(checkpoints) < needed:
+            raise OSError(errno.ENOSPC, "foreseen")
+        aside.mkdir()
+
+    def refused(error: BaseException) -> NotReady:
+        return _unwritten(checkpoints, step, needed, error)
+
+    try:
+        _on_rank_zero(begin, refused)
+        try:
+            dcp_save({**tensors, **_random_state()}, storage_writer=FileSystemWriter(aside))
+        except CheckpointException as error:
+            raise refused(_cause(error)) from error
+        _on_rank_zero(lambda: _publish(aside, final, facts), refused)
+    except ShardwiseError:
+        if _rank() == 0:
+            shutil.rmtree(aside, ignore_errors=True)  # partial files would keep the disk full
+        raise
+    return final
+
+
+def _publish(aside: Path, final: Path, facts: dict[str, Any]) -> None:
+    """Make ``aside`` appear as ``final``: facts, then the manifest, then the rename, each on the disk before the next begins."""
+    (aside / "state.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+    files = sorted(file for file in aside.iterdir() if file.is_file())
+    manifest = {"schema": _SCHEMA, "step": facts["step"], "files": {file.name: {"bytes": file.stat().st_size, "xxh3": _hash(file)} for file in files}}
+    for file in files:
+        _flush(file)
+    (aside / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+    _flush(aside / "manifest.json")
+    _flush(aside)
+    aside.rename(final)
+    _flush(final.parent)
+
+
+def _unwritten(checkpoints: Path, step: int, needed: int, error: BaseException) -> NotReady:
+    """The refusal of a save, and whether it is the disk that is full: torch's own text never says so (facts/feasibility.md B.7)."""
+    if getattr(error, "errno", None) not in _FULL and "inline_container" not in str(error):
+        return NotReady(f"checkpoint of step {step} cannot be written", lines=[("reason", _reason(error))], where=str(checkpoints),
+                        hints=["`--set run_dir=...` writes elsewhere"], common=True)
+    disk = f"{bytes_text(_free(checkpoints))} are free, the checkpoint takes {bytes_text(needed)}"
+    return NotReady(f"checkpoint of step {step} does not fit on the disk", lines=[("disk", disk)], where=str(checkpoints),
+                    why="the disk is full, or a quota or `ulimit -f` is reached;\nwhat was written of it is removed again, older ones are untouched",
+                    hints=["free space, or `--set run_dir=...` on another disk", "`--set checkpoint.keep_last=1` keeps fewer checkpoints"], common=True)
+
+
+# ---- load
+
+
+class Reader(FileSystemReader):
+    """The tensors of a checkpoint. Its ``.metadata`` is a pickle: read once, and only with the classes that DCP writes there.
+
+    Attributes:
+        entries: Name -> shape, dtype and pieces of every tensor.
+
+    Raises:
+        OnDisk: ``.metadata`` is torn, asks for anything else, or names a value that DCP would unpickle without care.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        try:
+            self._metadata: Metadata = _MetadataUnpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
+            self.entries: dict[str, TensorStorageMetadata] = dict(self._metadata.state_dict_metadata)
+        except Exception as error:  # a torn pickle may raise anything
+            raise _unreadable(folder, f"`.metadata`: {_reason(error)}") from error
+        if pickled := [name for name, entry in self.entries.items() if type(entry) is not TensorStorageMetadata]:
+            raise _unreadable(folder, f"`{pickled[0]}` is no tensor but a pickle,\nwhich could run code")
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self._metadata
+
+    def read(self, name: str) -> torch.Tensor:
+        """One whole tensor on the CPU; needs no process group."""
+        entry = self.entries[name]
+        tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
+        dcp_load({name: tensor}, storage_reader=self, no_dist=True)
+        return tensor
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Builds what DCP's ``.metadata`` is made of and nothing else. Source: seen in files of torch 2.15 (facts/feasibility.md B.2)."""
+
+    _ALLOWED = frozenset({
+        ("torch", "Size"), ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        *(("torch.distributed.checkpoint.metadata", name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata",
+                                                                       "ChunkStorageMetadata", "BytesStorageMetadata", "_MEM_FORMAT_ENCODING"))})
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in self._ALLOWED or (module == "torch" and isinstance(vars(torch).get(name), torch.dtype)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"refused: {module}.{name}")
+
+
+def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Fill a model and an optimizer that has not stepped yet, in place, and this rank's random state.
+
+    On another world size the random state of the save fits no rank: each then seeds its own from its present seed and the step.
+
+    Returns:
+        The ``state`` of the save, with ``rng_restored``.
+
+    Raises:
+        OnDisk: The checkpoint is torn, or its tensors are not those of the model; the same error on all ranks.
+
+    Collective: every rank must call it.
+    """
+    def begin() -> dict[str, Any]:
+        require_whole(folder, hashes=False)
+        return dict(json.loads((folder / "state.json").read_text("utf-8")))
+
+    def refused(error: BaseException) -> OnDisk:
+        return _unreadable(folder, _reason(error))
+
+    state = _on_rank_zero(begin, refused)
+    _prepare_optimizer(model, optimizer, state["optimizer_steps"])
+    tensors = _tensors(model, optimizer)
+    stored_random = _on_rank_zero(lambda: _compare(tensors, Reader(folder).entries, folder), refused)
+    random = _random_state()
+    restored = random.keys() <= set(stored_random)
+    try:
+        dcp_load({**tensors, **random} if restored else tensors, storage_reader=Reader(folder))
+    except CheckpointException as error:
+        raise refused(_cause(error)) from error
+    if restored:
+        _set_random_state(random)
+    else:
+        torch.manual_seed(xxhash.xxh3_64_intdigest(f"{torch.initial_seed()}/{state['step']}".encode()) >> 1)
+    return {**state, "rng_restored": restored}
+
+
+def _prepare_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, counts: dict[str, float]) -> None:
+    """Give every parameter that had stepped the state AdamW would have made, to be filled by the load."""
+    names = {param: name for name, param in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if (count := counts.get(names[param])) is not None:
+                device = param.device if group.get("fused") else "cpu"
+                optimizer.state[param] = {"step": torch.tensor(count, dtype=torch.float32, device=device),
+                                          **{moment: torch.zeros_like(param, memory_format=torch.preserve_format) for moment in _MOMENTS}}
+
+
+def _compare(wanted: dict[str, torch.Tensor], stored: dict[str, TensorStorageMetadata], folder: Path) -> list[str]:
+    """The names of the saved random states, or every difference between what the run needs and what is there in one error."""
+    kept = {name: entry for name, entry in stored.items() if not name.startswith("rng.")}
+    missing, extra = sorted(wanted.keys() - kept.keys()), sorted(kept.keys() - wanted.keys())
+    forms = {name: (_form(wanted[name].dtype, wanted[name].shape), _form(entry.properties.dtype, entry.size)) for name, entry in kept.items() if name in wanted}
+    other = [f"`{name}`: run {mine}, saved {theirs}" for name, (mine, theirs) in forms.items() if mine != theirs]
+    if not (missing or extra or other):
+        return sorted(stored.keys() - kept.keys())
+    lines = [("missing", f"`{name}`" + (f", nearest `{close}`" if (close := nearest(name, extra, 0.8)) else "")) for name in missing[:4]]
+    lines += [("unknown", f"`{name}`") for name in extra[:4]] + [("shape", text) for text in other[:4]]
+    raise OnDisk(f"another model: {len(missing)} tensors missing, {len(extra)} unknown, {len(other)} of another shape",
+                 lines=lines, where=str(folder), hints=["resume with the run's own config: `shardwise train --resume RUN`"])
+
+
+def _form(dtype: torch.dtype, shape: torch.Size) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def _unreadable(folder: Path, reason: str) -> OnDisk:
+    return OnDisk(f"checkpoint `{folder.name}` cannot be read", lines=[("reason", reason)], where=str(folder), common=True,
+                  hints=["`shardwise checkpoint verify RUN` names the file", "an older step can be asked for: `--resume RUN@STEP`, `export --step`"])
+
+
+# ---- what is saved
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -180,88 +338,72 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, to
     return found
 
 
-def _optimizer_steps(optimizer: torch.optim.Optimizer) -> float:
-    counts = {float(entry["step"]) for entry in optimizer.state.values()}
-    assert len(counts) <= 1, "every parameter is updated in every step"
-    return counts.pop() if counts else 0.0
+def _step_counts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """How often each parameter was updated; those that never were are left out."""
+    return {name: float(optimizer.state[param]["step"]) for name, param in model.named_parameters() if "step" in optimizer.state.get(param, {})}
 
 
-def _prepare_optimizer(optimizer: torch.optim.Optimizer, count: float) -> None:
-    """Give every parameter the state that ``count`` steps of AdamW would have made, to be filled by the load."""
-    if count == 0:
-        return
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            device = param.device if group.get("fused") else "cpu"
-            optimizer.state[param] = {"step": torch.tensor(count, dtype=torch.float32, device=device),
-                                      **{moment: torch.zeros_like(param, memory_format=torch.preserve_format) for moment in _MOMENTS}}
+def _random_state() -> dict[str, torch.Tensor]:
+    """This rank's generators, under names of its own."""
+    key = f"rng.{_world_size()}.{_rank()}"
+    on_card = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # asking for the state would start CUDA in a run on CPU
+    return {key: torch.get_rng_state(), **({f"{key}.cuda": torch.cuda.get_rng_state()} if on_card else {})}
 
 
-def _compare(wanted: dict[str, torch.Tensor], stored: dict[str, Any], folder: Path) -> None:
-    """Every difference between what the run needs and what is there, in one error."""
-    kept = {name for name in stored if not name.startswith("rng.")}
-    missing, extra = sorted(wanted.keys() - kept), sorted(kept - wanted.keys())
-    other = [f"`{name}`: run {list(wanted[name].shape)}, saved {list(entry.size)}" for name, entry in stored.items()
-             if name in wanted and isinstance(entry, TensorStorageMetadata) and list(entry.size) != list(wanted[name].shape)]
-    if missing or extra or other:
-        lines = [("missing", f"`{name}`" + (f", nearest `{close}`" if (close := nearest(name, kept, 0.8)) else "")) for name in missing[:4]]
-        lines += [("unknown", f"`{name}`") for name in extra[:4]] + [("shape", text) for text in other[:4]]
-        raise OnDisk(f"checkpoint `{folder}` is of another model: {len(missing)} tensors missing, {len(extra)} unknown, {len(other)} of another shape",
-                     lines=lines, hints=["resume with the run's own config: `shardwise train --resume RUN`"], common=True)
+def _set_random_state(states: dict[str, torch.Tensor]) -> None:
+    for name, value in states.items():
+        (torch.cuda.set_rng_state if name.endswith(".cuda") else torch.set_rng_state)(value)
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+# ---- ranks and files
 
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _rng_key() -> str:
-    return f"rng.{dist.get_world_size() if dist.is_initialized() else 1}.{_rank()}"
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def _sum_over_ranks(value: int) -> int:
-    if not dist.is_initialized():
-        return value
-    total = torch.tensor([value], dtype=torch.int64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
-    dist.all_reduce(total)
-    return int(total)
-
-
-def _on_rank_zero(work: Callable[[], None]) -> None:
-    """Do ``work`` on rank 0; its error is raised on every rank.
+def _on_rank_zero(work: Callable[[], T], translate: Callable[[BaseException], ShardwiseError]) -> T:
+    """The result of ``work`` on rank 0, on every rank; or its error, foreign ones translated.
 
     Collective: one broadcast.
     """
-    box: list[Any] = [None]
+    box: list[Any] = [None, None]
     if _rank() == 0:
         try:
-            work()
+            box[1] = work()
         except ShardwiseError as error:
             box[0] = error.to_json()
-        except OSError as error:
-            box[0] = NotReady(f"a checkpoint cannot be written: {error.strerror or error}", where=str(error.filename or ""),
-                              hints=["`--set run_dir=FOLDER` on a disk with room"]).to_json()
+        except (OSError, ValueError) as error:
+            box[0] = translate(error).to_json()
     if dist.is_initialized():
         dist.broadcast_object_list(box)
     if box[0] is not None:
-        error = ShardwiseError.from_json(box[0])
-        error.common = True
-        raise error
+        raise ShardwiseError.from_json({**box[0], "common": True})
+    result: T = box[1]
+    return result
 
 
-def _disk_full(checkpoints: Path, step: int, reason: str) -> NotReady:
-    return NotReady(f"checkpoint of step {step} does not fit on the disk: {reason}", where=str(checkpoints),
-                    why="what was written of it is removed again; older checkpoints are untouched",
-                    hints=["free space, or `--set run_dir=...` on another disk", "`--set checkpoint.keep_last=1` keeps fewer checkpoints"], common=True)
+def _cause(error: CheckpointException) -> BaseException:
+    """What the first failing rank met. The wrapper is a BaseException, and its text long."""
+    return error.failures[min(error.failures)][0]
 
 
-def _innermost(error: CheckpointException) -> str:
-    """The last line of the first rank's failure: DCP's text is long and its reason stands at the end."""
-    causes = [failure[0] for failure in error.failures.values()]
-    return str(causes[0]).strip().splitlines()[-1] if causes else str(error).strip().splitlines()[-1]
+def _reason(error: BaseException) -> str:
+    """The last line of a foreign error, folded to the screen."""
+    return textwrap.fill(f"{type(error).__name__}: {(str(error).strip() or '?').splitlines()[-1]}", 68)
+
+
+def _aside(checkpoints: Path, step: int) -> Path:
+    return checkpoints / f".tmp-step-{step}"
+
+
+def _free(folder: Path) -> int:
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
 
 
 def _hash(file: Path) -> str:

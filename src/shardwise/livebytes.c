@@ -1,8 +1,10 @@
 /* Live heap bytes of this process, exactly, whichever thread frees them.
  *
- * Put in front of the C allocator by LD_PRELOAD (meter.py compiles it: cc -O2 -shared -fPIC), it counts every block of at least LIVEBYTES_MIN bytes
- * (default 4096; torch's CPU tensors come from posix_memalign). The profiler's own total misses frees on gloo's worker threads. Sizes are
- * malloc_usable_size, so a block counts up to a page more than was asked for. Read through ctypes.CDLL(None).livebytes_peak() and friends.
+ * Put in front of the C allocator by LD_PRELOAD (meter.py compiles it: cc -O2 -shared -fPIC), it counts every block of at least MIN_BYTES (torch's CPU
+ * tensors come from posix_memalign). The profiler's own total misses frees on gloo's worker threads. Sizes are malloc_usable_size, so a block counts
+ * up to a page more than was asked for. Read through ctypes.CDLL(None).livebytes_peak() and friends.
+ *
+ * Every door of glibc's allocator is here: a block that came through another one would be taken off without having been put on.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -12,6 +14,10 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+/* Fixed, since a block must be put on and taken off by the same rule. Below it are interpreter objects, not tensors. */
+#define MIN_BYTES 4096
 
 static void *(*real_malloc)(size_t);
 static void *(*real_calloc)(size_t, size_t);
@@ -20,7 +26,6 @@ static void *(*real_memalign)(size_t, size_t);
 static void (*real_free)(void *);
 
 static _Atomic long long live, peak;
-static size_t min_bytes = 4096;
 
 /* dlsym may call calloc before we know the real one: serve those few from here. */
 static char early[65536];
@@ -34,8 +39,6 @@ static void find_real(void) {
     real_realloc = dlsym(RTLD_NEXT, "realloc");
     real_memalign = dlsym(RTLD_NEXT, "memalign");
     real_free = dlsym(RTLD_NEXT, "free");
-    const char *text = getenv("LIVEBYTES_MIN");
-    if (text) min_bytes = strtoull(text, NULL, 10);
 }
 
 static int is_early(void *p) { return (char *)p >= early && (char *)p < early + sizeof early; }
@@ -51,7 +54,7 @@ static void *early_alloc(size_t n) {
 static void add(void *p) {
     if (!p) return;
     size_t n = malloc_usable_size(p);
-    if (n < min_bytes) return;
+    if (n < MIN_BYTES) return;
     long long now = atomic_fetch_add(&live, (long long)n) + (long long)n;
     long long high = atomic_load(&peak);
     while (now > high && !atomic_compare_exchange_weak(&peak, &high, now)) {}
@@ -60,7 +63,7 @@ static void add(void *p) {
 static void sub(void *p) {
     if (!p) return;
     size_t n = malloc_usable_size(p);
-    if (n >= min_bytes) atomic_fetch_sub(&live, (long long)n);
+    if (n >= MIN_BYTES) atomic_fetch_sub(&live, (long long)n);
 }
 
 void *malloc(size_t n) {
@@ -73,7 +76,7 @@ void *malloc(size_t n) {
 
 void *calloc(size_t a, size_t b) {
     if (!real_calloc) find_real();
-    if (!real_calloc) return early_alloc(a * b);
+    if (!real_calloc) return early_alloc(a * b); /* never given out twice, so still zero */
     void *p = real_calloc(a, b);
     add(p);
     return p;
@@ -82,13 +85,15 @@ void *calloc(size_t a, size_t b) {
 void *realloc(void *p, size_t n) {
     if (!real_realloc) find_real();
     if (is_early(p)) {
+        size_t left = (size_t)(early + sizeof early - (char *)p);
         void *q = malloc(n);
-        if (q) memcpy(q, p, n);
+        if (q) memcpy(q, p, n < left ? n : left);
         return q;
     }
     sub(p);
     void *q = real_realloc(p, n);
-    add(q ? q : p);
+    if (q) add(q);
+    else if (n) add(p); /* refused: the old block stays. With n = 0 it was freed, and must not be looked at */
     return q;
 }
 
@@ -101,7 +106,13 @@ void *memalign(size_t a, size_t n) {
 
 void *aligned_alloc(size_t a, size_t n) { return memalign(a, n); }
 
-/* glibc's own reallocarray would call its realloc past us: the block would be freed without having been counted. */
+void *valloc(size_t n) { return memalign((size_t)sysconf(_SC_PAGESIZE), n); }
+
+void *pvalloc(size_t n) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return memalign(page, (n + page - 1) / page * page);
+}
+
 void *reallocarray(void *p, size_t a, size_t b) {
     size_t n;
     if (__builtin_mul_overflow(a, b, &n)) {

@@ -3,7 +3,8 @@
     cuda        torch's allocator counts
     livebytes   CPU: a library in front of the C allocator counts every block whichever thread frees it (needs a C compiler once)
     profiler    CPU without one: the profiler's memory events, replayed by address, since its own total misses frees on gloo's threads
-                (facts/feasibility.md A.0). Slower, so only the first, a few steady and the saving steps are measured
+                (facts/feasibility.md A.0). Slower, so only the first windows of each name are measured. It does not tell of a free of a block that is
+                older than the window: such a block counts to the window's end, so a figure may be too high
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 _PROFILED_WINDOWS = 2  # of one name
+_HOW = {
+    "cuda": "measured by torch's CUDA allocator",
+    "livebytes": "measured exactly by livebytes",
+    "profiler": "measured from the profiler's events; a C compiler makes it exact",
+}
 
 
 def cache_folder() -> Path:
@@ -69,54 +75,56 @@ class Meter:
     """
 
     def __init__(self, device_type: str) -> None:
-        self.kind: Literal["cuda", "livebytes", "profiler"]
-        self._library = None
-        if device_type == "cuda":
-            self.kind, self.how = "cuda", "measured by torch's CUDA allocator"
-        else:
-            self._library = _loaded_livebytes()
-            self.kind = "livebytes" if self._library else "profiler"
-            self.how = "measured exactly by livebytes" if self._library else "measured from the profiler's events; a C compiler makes it exact"
+        self._library: Any = _loaded_livebytes() if device_type == "cpu" else None
+        self.kind: Literal["cuda", "livebytes", "profiler"] = "cuda" if device_type == "cuda" else "livebytes" if self._library else "profiler"
+        self.how = _HOW[self.kind]
         self._baseline = 0
         self._counts: dict[str, int] = {}
         self.peaks: dict[str, int] = {}
 
     def start(self) -> None:
         """Take what the process holds now as zero: call it before the model is built."""
-        self._baseline = self._now()
+        self._baseline = self._held()
 
-    def _now(self) -> int:
+    def now_bytes(self) -> int:
+        """Bytes allocated now, above ``start``."""
+        return self._held() - self._baseline
+
+    def _held(self) -> int:
         if self.kind == "livebytes":
-            return int(self._library.livebytes_now())  # type: ignore[attr-defined]
+            return int(self._library.livebytes_now())
         if self.kind == "cuda":
             import torch
 
             return torch.cuda.memory_allocated()
-        return 0
+        return _live_tensor_bytes()
 
     @contextlib.contextmanager
     def window(self, name: str) -> Iterator[None]:
         """Measure what runs inside. On the profiler's way only the first windows of a name are, since it slows them."""
         count = self._counts[name] = self._counts.get(name, 0) + 1
-        if self.kind == "profiler":
-            if count > _PROFILED_WINDOWS:
-                yield
-                return
-            with _profiled(self) as found:
-                yield
-            peak = found[0]
-        elif self.kind == "livebytes":
-            assert self._library is not None, "kind livebytes has the library"
-            self._library.livebytes_reset_peak()
+        if self.kind == "profiler" and count > _PROFILED_WINDOWS:
             yield
-            peak = int(self._library.livebytes_peak()) - self._baseline
-        else:
+            return
+        with self._measured() as peak:
+            yield
+        self.peaks[name] = max(self.peaks.get(name, 0), peak() - self._baseline)
+
+    @contextlib.contextmanager
+    def _measured(self) -> Iterator[Callable[[], int]]:
+        """Run a block; what is given tells its peak in bytes once it is over."""
+        if self.kind == "livebytes":
+            self._library.livebytes_reset_peak()
+            yield lambda: int(self._library.livebytes_peak())
+        elif self.kind == "cuda":
             import torch
 
             torch.cuda.reset_peak_memory_stats()
-            yield
-            peak = torch.cuda.max_memory_allocated() - self._baseline
-        self.peaks[name] = max(self.peaks.get(name, 0), peak)
+            yield torch.cuda.max_memory_allocated
+        else:
+            before = self._held()
+            with _profiled() as events:
+                yield lambda: before + replay(events)
 
 
 def _loaded_livebytes() -> Any:
@@ -130,27 +138,27 @@ def _loaded_livebytes() -> Any:
 
 
 @contextlib.contextmanager
-def _profiled(meter: Meter) -> Iterator[list[int]]:
-    """Peak of the block in bytes: tensors alive before it, plus the replayed events."""
+def _profiled() -> Iterator[list[tuple[int, int]]]:
+    """A list that is filled with the block's ``(address, bytes)`` events in order of time when it is over."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read at the first profile: without a driver it writes an error to the terminal
     import torch
 
-    before = _live_tensor_bytes()
-    found = [0]
+    events: list[tuple[int, int]] = []
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        yield found
+        yield events
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(file))
-        events = json.loads(file.read_text("utf-8"))["traceEvents"]
-    memory = sorted((event["ts"], event["args"]["Addr"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]")
-    found[0] = before + replay([(address, size) for _, address, size in memory])
+        trace = json.loads(file.read_text("utf-8"))["traceEvents"]
+    memory = sorted((event for event in trace if event.get("name") == "[memory]"), key=lambda event: event["ts"])  # stable: ties stay as recorded
+    events += [(event["args"]["Addr"], event["args"]["Bytes"]) for event in memory]
 
 
 def replay(events: list[tuple[int, int]]) -> int:
     """Peak of live bytes over ``(address, bytes)`` events in order of time; bytes below 0 are a free.
 
-    An address allocated again while it still counts as live was freed unseen: the old block is dropped first. A free of an unknown address belongs to a
-    block from before the first event, and lowers the level.
+    An address allocated again while it still counts as live was freed unseen: the old block is dropped first. A free of an unknown address belongs to
+    a block from before the first event, and lowers the level.
     """
     live: dict[int, int] = {}
     level = peak = 0
@@ -173,8 +181,10 @@ def _live_tensor_bytes() -> int:
 
     storages: dict[int, int] = {}
     for thing in gc.get_objects():
-        if isinstance(thing, torch.Tensor) and thing.device.type == "cpu":
-            part = thing.to_local() if isinstance(thing, DTensor) else thing
-            with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse and wrapper tensors have no storage
+        if not issubclass(type(thing), torch.Tensor):  # not isinstance: a proxy's __class__ would be asked, and may import or raise
+            continue
+        part = thing._local_tensor if isinstance(thing, DTensor) else thing
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse and wrapper tensors have no storage
+            if part.device.type == "cpu":
                 storages[part.untyped_storage().data_ptr()] = part.untyped_storage().nbytes()
     return sum(storages.values())

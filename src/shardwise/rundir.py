@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,8 @@ class RunDir:
         run = cls(path)
         try:
             run.checkpoints.mkdir(parents=True)
-            (path / "config.yaml").write_text(config_text, "utf-8")
             (path / "plan.json").write_text(json.dumps(plan, indent=1) + "\n", "utf-8")
+            (path / "config.yaml").write_text(config_text, "utf-8")  # last: it makes the folder a run
         except OSError as error:
             raise OnDisk(f"run folder `{path}` cannot be made: {error.strerror}", where="`run_dir`", hints=["`--set run_dir=FOLDER` elsewhere"]) from error
         return run
@@ -94,8 +95,11 @@ class RunDir:
         self._append("events.jsonl", {"event": kind, "time": time.time(), **facts})
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        line = json.dumps(record).encode() + b"\n"
+        with (self.path / name).open("ab+") as file:
+            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                line = b"\n" + line  # a run that died here left half a line: ours stays readable
+            file.write(line)
 
 
 def _free_name(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import NotReady, OnDisk, UsageError, nearest
+from .hub import hub_answers
 
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py"]
 
@@ -70,8 +72,8 @@ def resolve(model: Any, *, trust_remote_code: bool = False, where: str = "") -> 
         NotReady: A hub id that cannot be fetched.
     """
     if isinstance(model, str):
-        if Path(model).is_dir():
-            return _from_folder(Path(model), model, trust_remote_code, where)
+        if (folder := Path(model).expanduser()).is_dir():
+            return _from_folder(folder, model, trust_remote_code, where)
         if "/" not in model.strip("/") or model.startswith(("/", ".", "~")):
             raise _no_such_model(model, where)
         return _from_folder(_fetch(model, where), model, trust_remote_code, where)
@@ -125,10 +127,10 @@ def _fetch(hub_id: str, where: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES, local_files_only=not hub_answers()))
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise NotReady(f"hub id `{hub_id}` cannot be fetched and is not in the local cache", where=where, why=reason[:200],
-                       hints=["`--set model=FOLDER` with a folder that holds config.json and *.safetensors",
-                              "with a network: `hf download " + hub_id + "` once, then run again",
-                              "`--set model.shape=NAME` for random weights of a known shape"]) from error
+        raise NotReady(f"hub id `{hub_id}` cannot be fetched\n       and is not in the local cache", where=where, why=textwrap.fill(reason[:200], 68),
+                       hints=["`--set model=FOLDER` with config.json and *.safetensors in it",
+                              f"with a network: `hf download {hub_id}`",
+                              "`--set model.shape=NAME` takes random weights of a known shape"]) from error

@@ -111,13 +111,16 @@ def reduce_and_check(params: Sequence[torch.Tensor], loss_sum: torch.Tensor, glo
 def _not_finite(step: int, losses: list[float], norm: float, bad: list[int], rows: list[list[int]], find_rank: Callable[[], str]) -> NotFinite:
     everyone: list[list[list[int]]] = [[] for _ in losses]
     dist.all_gather_object(everyone, rows)
-    rank = bad[0] if bad else None
-    what = f"loss is {losses[rank]} in step {step} on rank {rank}" if rank is not None else f"gradient norm is {norm} in step {step}, every loss is finite"
-    facts = [("batch", "rows " + ", ".join(str(row) for micro in everyone[rank] for row in micro) + f" of rank {rank}")] if rank is not None \
-        else [("began", find_rank())]
-    return NotFinite(what, lines=facts, why="the update was not made and nothing was saved from this step: the weights are those before it",
-                     hints=["`shardwise train --resume RUN --set optimizer.lr=...` with a lower learning rate from the last checkpoint",
-                            "`--set data.show=1` shows what a row holds; `--set precision=fp32` tells bf16 from the data"], common=True)
+    if bad:
+        rank = bad[0]
+        what = f"loss is {losses[rank]} in step {step} on rank {rank}"
+        facts = [("batch", f"rows {', '.join(str(row) for micro in everyone[rank] for row in micro)} of the training data")]
+    else:
+        what = f"gradient norm is {norm} in step {step}, every loss is finite"
+        facts = [("began", find_rank())]
+    return NotFinite(what, lines=facts, why="the update was not made: the weights are those before this step, and\nnothing of it was saved",
+                     hints=["`shardwise train --resume RUN --set optimizer.lr=...` goes on with a lower\n      learning rate from the last checkpoint",
+                            "`--set data.show=8` shows what rows hold"], common=True)
 
 
 def evaluate(model: Any, data: PackedSet, micro_batch: int, device: torch.device) -> float:
@@ -167,4 +170,4 @@ def find_not_finite(model: nn.Module, blocks: Sequence[str], again: Callable[[],
     everyone: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(everyone, seen[0] if seen else "")
     found = [f"rank {rank}, gradient at the output of `{name}`" for rank, name in enumerate(everyone) if name]
-    return "; ".join(found) or "in no rank's own backward: the sum over ranks or a weight's gradient overflows"
+    return "\n".join(found) or "in no rank's own backward: the sum over ranks or a weight's gradient overflows"

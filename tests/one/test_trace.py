@@ -10,8 +10,8 @@ from shardwise.source import ModelSource
 from shardwise.spec import Trace
 from shardwise.trace import model_spec, trace_step
 
-SHAPE = dict(model_type="llama", hidden_size=64, intermediate_size=192, num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=2, vocab_size=512,
-             max_position_embeddings=512, tie_word_embeddings=False)
+SHAPE = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 5, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 512, "tie_word_embeddings": False}
 
 
 def built(**changes):
@@ -20,7 +20,7 @@ def built(**changes):
 
 
 def traced(model, units, **changes):
-    keys = dict(micro_batch=2, seq_len=128, dtype="fp32", activation_checkpointing="none", attention_path="document", chunk_tokens=4096)
+    keys = {"micro_batch": 2, "seq_len": 128, "dtype": "fp32", "activation_checkpointing": "none", "attention_path": "document", "chunk_tokens": 4096}
     return trace_step(model, units, **{**keys, **changes})
 
 
@@ -143,13 +143,16 @@ def test_a_trace_survives_json():
 def test_a_tied_embedding_is_one_unit_with_the_head():
     model, units = built(tie_word_embeddings=True)
     spec = model_spec(model, units, "tied")
-    assert [unit.kind for unit in spec.units][0] == "embedding+head" and spec.units[0].shapes == ((512, 64),)
+    assert spec.units[0].kind == "embedding+head" and spec.units[0].shapes == ((512, 64),)
     assert spec.num_params == sum(param.numel() for param in model.parameters()) == sum(unit.numel for unit in spec.units)
     assert any(p.event == "loss" for p in traced(model, units).points)
 
 
-@pytest.mark.parametrize("config", [dict(model_type="gpt2", n_embd=64, n_layer=3, n_head=4, vocab_size=512, n_positions=128),
-                                    dict(SHAPE, model_type="qwen3", head_dim=16), dict(SHAPE, model_type="mixtral", num_local_experts=4)], ids=lambda c: c["model_type"])
+OTHERS = [{"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 512, "n_positions": 128, "bos_token_id": 0, "eos_token_id": 0},
+          {**SHAPE, "model_type": "qwen3", "head_dim": 16}, {**SHAPE, "model_type": "mixtral", "num_local_experts": 4}]
+
+
+@pytest.mark.parametrize("config", OTHERS, ids=lambda config: config["model_type"])
 def test_other_architectures_are_traced_too(config):
     model = models.build(ModelSource("shape", "other", config=config))
     trace = traced(model, models.units(model))

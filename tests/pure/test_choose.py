@@ -17,8 +17,8 @@ CPU = Cluster(1, 2, "cpu", "cpu", 1000, 100, "test")
 
 
 def asked(**changes):
-    return Question(**{**dict(world_size=2, global_batch=16, param_dtype="bf16", reduce_dtype="fp32", attention="document", loss_chunk_tokens=512,
-                              fixed={}), **changes})
+    keys = {"world_size": 2, "global_batch": 16, "param_dtype": "bf16", "reduce_dtype": "fp32", "attention": "document", "loss_chunk_tokens": 512, "fixed": {}}
+    return Question(**{**keys, **changes})
 
 
 def judged(total, *, flops=0.0, moved=0, cluster=CPU, margin=0.0, **layout):

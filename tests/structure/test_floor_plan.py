@@ -13,7 +13,7 @@ PACKAGE = ROOT / "src" / "shardwise"
 
 # Lowest first. A room may import what stands before it.
 FLOORS = [
-    ["units", "errors", "hardware"],
+    ["units", "errors", "hardware", "hub"],
     ["spec", "config", "foreign", "source"],
     ["runfile", "rundir", "layout", "faults"],
     ["ledger", "plan", "choose"],

@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from shardwise.world import run_ranks
+
 
 def tensors_of(folder):
     """Every tensor of a checkpoint."""
@@ -124,10 +126,37 @@ def test_a_killed_worker_ends_the_run_with_its_name_and_leaves_no_process(projec
 def test_non_finite_stops_before_the_update_names_it_and_saves_nothing_bad(cli, project):
     out = cli("train", "run.yaml", "--set", "optimizer.lr=1e30", "--set", "optimizer.clip=null", "--set", "optimizer.warmup=0", "--set", "checkpoint.every=1")
     assert out.returncode == 5, out.stderr
-    assert "in step 2" in out.stderr and "the update was not made" in out.stderr
-    assert "error: loss is nan in step 2 on rank 0" in out.stderr and "batch: rows " in out.stderr
+    assert out.stderr.endswith("""\
+error: gradient norm is nan in step 2, every loss is finite
+  began: rank 0, gradient at the output of `model.layers.1`
+         rank 1, gradient at the output of `model.layers.1`
+  why: the update was not made: the weights are those before this step, and
+       nothing of it was saved
+
+hint: `shardwise train --resume RUN --set optimizer.lr=...` goes on with a lower
+      learning rate from the last checkpoint
+hint: `--set data.show=8` shows what rows hold
+exit code 5 (not finite)
+""")
     saved = [int(p.name[5:]) for p in (project / "run/checkpoints").glob("step-*")]
     assert saved == [1]
+
+
+def one_rank_with_a_nan(context):
+    from shardwise import step
+    from shardwise.errors import NotFinite
+
+    loss = torch.tensor(float("nan") if context.rank == 1 else 3.0, dtype=torch.float64)
+    try:
+        step.reduce_and_check([], loss, 10, False, step=7, rows=[[context.rank * 2], [context.rank * 2 + 1]], find_rank=str)
+    except NotFinite as error:
+        return error.text().splitlines()[:2], error.common
+    return None
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_is_named_on_all_with_its_rows():
+    expected = (["error: loss is nan in step 7 on rank 1", "  batch: rows 2, 3 of the training data"], True)
+    assert run_ranks(one_rank_with_a_nan, 2) == [expected, expected]
 
 
 def test_early_stop_and_the_best_checkpoint_follow_the_validation_loss(cli, project):

@@ -152,7 +152,7 @@ def _min_lr(get: Callable[[str], Any]) -> Iterator[Impossible]:
     elif low and lr < 0.1 and low <= lr:
         yield Impossible(
             "optimizer.min_lr",
-            f"is a share of `lr`, and {typed(low)} reads like a rate: it would end at {typed(low * lr)}",
+            f"is a share of `lr`, and {typed(low)} reads like a rate: it would end at {typed(float(f'{low * lr:.3g}'))}",
             (Write("optimizer.min_lr", f"{low / lr:.3g}", f"ends at {typed(low)}"), Write("optimizer.min_lr", "0", "ends at 0")),
         )
 
@@ -178,9 +178,7 @@ def _split(get: Callable[[str], Any]) -> Iterator[Impossible]:
     below, above = whole // piece * piece, (whole // piece + 1) * piece
     yield Impossible(
         "global_batch",
-        f"{whole} sequences do not divide into {said} = {piece}"
-        if micro and accum
-        else f"{whole} sequences do not divide by {said}",
+        f"{whole} sequences do not divide into {said} = {piece}" if micro and accum else f"{whole} sequences do not divide by {said}",
         (
             *([Write("global_batch", str(below))] if below else []),
             Write("global_batch", str(above)),

@@ -28,11 +28,11 @@ _DEEPEST = 20
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, Any] = {}
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own form
 
 
 class _Dumper(yaml.SafeDumper):
-    yaml_implicit_resolvers: dict[str, Any] = {}
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own form
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -102,7 +102,7 @@ def read_tree(text: str) -> Tree:
                 Fault(
                     before.count("\n") + 1,
                     error.position - before.rfind("\n"),
-                    f"the character {error.character!r} is not allowed",
+                    f"the character {chr(error.character)!r} is not allowed",
                 ),
             ),
         )
@@ -132,7 +132,7 @@ _SYNTAX = [
     ("cannot start any token", "text begins with a character that means something else", "put the text in quotes"),
     ("<block end>", "the indentation fits no line above", "keys of one section begin in one column"),
     ("expected ',' or", "a comma or a closing bracket is missing", "text with a comma in it goes in quotes"),
-    ("expected a single document", "a second document begins", "take the line `---` out"),
+    ("found another document", "a second document begins", "take the line `---` out"),
     ("undefined alias", "text begins with `*`, or names an anchor that is not there", "put the text in quotes"),
 ]
 
@@ -170,6 +170,9 @@ class _Builder:
         if len(path) > _DEEPEST:  # an alias inside its own anchor never ends
             self._fault(node, path, f"it is nested more than {_DEEPEST} deep")
             return None
+        if node.tag.removeprefix(_PREFIX) not in (*_MAKE, "map", "seq"):
+            self._fault(node, path, f"the tag `{node.tag.replace(_PREFIX, '!!')}` has no meaning here")
+            return None
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
@@ -201,11 +204,11 @@ class _Builder:
         return {**merged, **found}
 
     def _scalar(self, node: yaml.Node, path: Path) -> Any:
-        make = _MAKE.get(node.tag.removeprefix(_PREFIX))
-        if make is None:
-            self._fault(node, path, f"the tag `{node.tag}` has no meaning here")
+        try:
+            return _MAKE[node.tag.removeprefix(_PREFIX)](node.value)
+        except (KeyError, ValueError):
+            self._fault(node, path, f"is not what its tag `{node.tag.replace(_PREFIX, '!!')}` says")
             return None
-        return make(node.value)
 
     def _fault(self, node: yaml.Node, path: Path, what: str) -> None:
         self.faults.append(Fault(node.start_mark.line + 1, node.start_mark.column + 1, what, path))

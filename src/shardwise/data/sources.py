@@ -10,15 +10,14 @@ import glob
 import json
 import os
 import re
-import socket
 import textwrap
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from ..errors import NotReady, OnDisk, ShardwiseError, UsageError, nearest
+from ..hub import hub_answers
 from .cache import file_digest
 from .columns import kind_name
 
@@ -310,19 +309,3 @@ def _load_hub(hub_id: str, split: str, where: str) -> Any:
         ) from error
     finally:
         datasets.config.HF_HUB_OFFLINE = before
-
-
-def hub_answers() -> bool:
-    """Whether the hub's host name resolves, or a proxy will look it up: without it huggingface_hub retries for half a minute a
-    file."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True
-    try:
-        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
-    except OSError:
-        return False
-    return True

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import NotReady, OnDisk, UsageError
+from ..hub import hub_answers
 from .cache import digest, publish
 from .columns import OURS
-from .sources import Source, find, hub_answers
+from .sources import Source, find
 
 END_OF_TEXT = "<|endoftext|>"
 _SMALLEST_BPE = 257  # 256 bytes and the end of text

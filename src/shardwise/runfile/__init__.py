@@ -35,7 +35,7 @@ class RunFile:
 
     def where(self, key: str) -> str:
         """A key as messages name it: ```seed: 1` (run.yaml:6)``, ```--set seed=1` ``, ```log_every: 50` (default)``."""
-        source = self.sources.get(key, "")
+        source = self.sources.get(key) or next((place for one, place in self.sources.items() if one.startswith(key + ".")), "")
         if source.startswith("--set "):
             return f"`{source}`"
         value = shown(self.config, tuple(int(part) if part.isdigit() else part for part in key.split(".")))

@@ -19,22 +19,23 @@ from .names import meaningless
 from .problem import Problem
 from .unknown import KEYS, key_name, unknown
 
+# What pydantic puts between keys: the kinds of a union that `config.keys` tags, and the mark of a mapping's key.
+_TAGS = {"<text>", "<mapping>", "<list>", "<number>", "<factory>", "[key]"}
+
 
 def check(given: Given) -> tuple[RunConfig | None, list[Problem]]:
     """The config, or None and everything that is wrong."""
     config, errors = _validated(given)
     wrong: dict[Path, Problem] = {}
     for error in errors:
-        if error["type"] not in ("missing", "value_error") or _inside_pair(error):
+        if error["type"] != "missing" or _inside_pair(error):
             path = _path(error)
             wrong.setdefault(path, unknown(given, path) if error["type"] == "extra_forbidden" else _mistyped(given, path))
     for path, problem in meaningless(given):
         wrong.setdefault(path, problem)
     problems = [*given.problems, *wrong.values()]
     promised = {key for one in problems for key in one.gives}
-    missing = [
-        path for error in errors if error["type"] == "missing" and not _inside_pair(error) for path in _leaves(_path(error))
-    ]
+    missing = [path for error in errors if error["type"] == "missing" and not _inside_pair(error) for path in _leaves(_path(error))]
     lacking = [path for path in missing if dotted(path) not in promised and not _covered(path, wrong)]
     problems += _missing(given, lacking)
     doubtful = frozenset({dotted(path) for path in (*wrong, *lacking)} | promised | {dotted(path) for path in missing})
@@ -44,23 +45,20 @@ def check(given: Given) -> tuple[RunConfig | None, list[Problem]]:
 
 def _validated(given: Given) -> tuple[RunConfig | None, list[ErrorDetails]]:
     """The config or pydantic's errors. What a flag gave is taken as text where only text will do: a shell eats quotes."""
-    try:
-        return RunConfig.model_validate(given.values), []
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-    as_text = [
-        path
-        for path in (_path(one) for one in errors)
-        if path in given.raw and isinstance(given.at(path), (int, float)) and _only_text(path)
-    ]
+    config, errors = _read(given.values)
+    known = [_path(one) for one in errors if one["type"] != "extra_forbidden"]
+    as_text = [path for path in known if path in given.raw and isinstance(given.at(path), (int, float)) and _only_text(path)]
     for path in as_text:
         given.put([str(part) for part in path], given.raw[path])
-    if not as_text:
-        return None, errors
+    return _read(given.values) if as_text else (config, errors)
+
+
+def _read(values: Mapping[str, Any]) -> tuple[RunConfig | None, list[ErrorDetails]]:
+    """The config or pydantic's errors, those of several keys at once left out: ``impossible`` tells them better."""
     try:
-        return RunConfig.model_validate(given.values), []
+        return RunConfig.model_validate(values), []
     except ValidationError as error:
-        return None, error.errors(include_url=False)
+        return None, [one for one in error.errors(include_url=False) if one["loc"]]
 
 
 def _only_text(path: Path) -> bool:
@@ -75,8 +73,11 @@ def _inside_pair(error: ErrorDetails) -> bool:
 
 def _path(error: ErrorDetails) -> Path:
     """Where in the file: pydantic's location without the tags of the kinds it tried."""
-    path = tuple(part for part in error["loc"] if not (isinstance(part, str) and part[:1] in "<["))
-    return path[:-1] if _inside_pair(error) else path
+    *above, last = error["loc"]
+    path = tuple(part for part in above if part not in _TAGS)
+    if error["type"] == "extra_forbidden" or (last not in _TAGS and not _inside_pair(error)):
+        path = (*path, last)
+    return path
 
 
 def _key_of(path: Path) -> tuple[Key, bool]:
@@ -122,13 +123,7 @@ def _said(value: Any, wanted: str) -> str:
     if isinstance(value, (int, float)):
         return ("not whole" if whole and isinstance(value, float) else "out of range") if number else "a number"
     if isinstance(value, str):
-        return (
-            "a number in quotes"
-            if number and _number(value) is not None
-            else "none of these"
-            if "`" in wanted and "text" not in wanted
-            else "text"
-        )
+        return "a number in quotes" if number and _number(value) is not None else "none of these" if "`" in wanted and "text" not in wanted else "text"
     return f"a list of {len(value)}" if isinstance(value, list) else "a mapping"
 
 

@@ -77,11 +77,7 @@ class Given:
         """The value at ``path``, None where there is none."""
         found: Any = self.values
         for part in path:
-            inside = (
-                part in found
-                if isinstance(found, dict)
-                else isinstance(found, list) and isinstance(part, int) and part < len(found)
-            )
+            inside = part in found if isinstance(found, dict) else isinstance(found, list) and isinstance(part, int) and part < len(found)
             if not inside:
                 return None
             found = found[part]
@@ -168,19 +164,13 @@ def _refuse_torn(file: File, text: str, tree: Tree) -> None:
         return
     start = ["docs/run-file.md shows the smallest run file"]
     if not tree.faults:
-        kind = (
-            "empty"
-            if tree.value is None
-            else f"a {'list' if isinstance(tree.value, list) else 'single value'}, not a mapping of keys"
-        )
+        kind = "empty" if tree.value is None else f"a {'list' if isinstance(tree.value, list) else 'single value'}, not a mapping of keys"
         raise UsageError(f"run file `{file}` is {kind}", hints=start, common=True)
     fault = tree.faults[0]
     lines = text.splitlines()
     line = lines[fault.line - 1] if fault.line <= len(lines) else ""
     shown = [("line", f"`{line.rstrip()[:70]}`")] if line.strip() else []
-    raise UsageError(
-        f"not YAML: {fault.what}", where=f"{file}:{fault.line}:{fault.column}", lines=shown, hints=[fault.hint], common=True
-    )
+    raise UsageError(f"not YAML: {fault.what}", where=f"{file}:{fault.line}:{fault.column}", lines=shown, hints=[fault.hint], common=True)
 
 
 def _fault(given: Given, fault: Fault) -> Problem:
@@ -207,12 +197,14 @@ def _override(given: Given, number: int, text: str) -> None:
     except ValueError as error:
         bad(f"is not YAML after the `=`: {error}", f"write `--set '{key}=\"{raw.strip()}\"'` for text")
         return
+    scalars = {one for one in (*given.lines, *given.flags) if not isinstance(given.at(one), (dict, list))}
     try:
         path = given.put(parts, value)
     except LookupError as error:
         bad(error.args[0], f"set the list as a whole: `--set {parts[0]}.{parts[1]}=[...]`")
         return
-    for known in [one for one in (*given.lines, *given.flags) if one[: len(path)] == path]:
+    lost = [path[:end] for end in range(1, len(path)) if path[:end] in scalars]
+    for known in [one for one in (*given.lines, *given.flags) if one[: len(path)] == path or one in lost]:
         given.lines.pop(known, None)
         given.flags.pop(known, None)
     given.flags[path] = number, text

@@ -65,9 +65,7 @@ def _unknown_column(given: Given, path: Path, name: str) -> Problem:
 
 def _unknown_shape(given: Given, shape: str) -> Problem:
     close = _nearest_shapes(shape)
-    what = f"is none of the {len(source.shapes())} shapes that ship with shardwise" + (
-        f"; the nearest: {', '.join(close)}" if close else ""
-    )
+    what = f"is none of the {len(source.shapes())} shapes that ship with shardwise" + (f"; the nearest: {', '.join(close)}" if close else "")
     return given.problem(
         ("model", "shape"),
         what,
@@ -79,7 +77,7 @@ def _unknown_shape(given: Given, shape: str) -> Problem:
 def _bare_model(given: Given, model: str) -> Problem:
     path, trained = ("model",), "give a folder or a hub id, ORG/NAME, for trained ones"
     if source.find_shape(model):
-        what = "is the name of a shape, not of trained weights, and there is no folder of that name"
+        what = f"names a shape, `{{shape: {model}}}`, not trained weights, and no folder that is here"
         return given.problem(path, what, Write("model.shape", model, "random weights"), trained)
     close = _nearest_shapes(model)
     what = "is no folder here, and a hub id is written ORG/NAME" + (f"; the nearest shapes: {', '.join(close)}" if close else "")
@@ -100,9 +98,7 @@ def _unknown_device(given: Given, device: str) -> Problem:
         name for name in [nearest(device, hardware.DEVICES)] if name
     ]
     if close:
-        return given.problem(
-            path, "is no device shardwise knows by that name", *(Write("cluster.device", name) for name in close[:2])
-        )
+        return given.problem(path, "is no device shardwise knows by that name", *(Write("cluster.device", name) for name in close[:2]))
     return given.problem(
         path,
         "is none of the devices shardwise knows: cpu, " + ", ".join(hardware.DEVICES),

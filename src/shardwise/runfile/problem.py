@@ -10,7 +10,8 @@ from typing import Any
 from ..config.combinations import Write
 from ..errors import UsageError
 
-_WIDTH = 75  # of 80 columns, after the number and its indent
+_REFERENCE = "docs/run-file.md has every key: what it takes, its default and its price"
+_WIDTH = 74  # of 80 columns, after a number of two digits and its indent
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def error_of(name: str, problems: Sequence[Problem], values: Mapping[str, Any]) 
         values: The run file as read, to know which sections are there to write under.
     """
     lines = [(str(number), _text(one, values)) for number, one in enumerate(sorted(problems, key=lambda one: one.order), 1)]
-    return UsageError(f"{name}: {len(problems)} problem{'s' if len(problems) != 1 else ''}", lines=lines, common=True)
+    return UsageError(f"{name}: {len(problems)} problem{'s' if len(problems) != 1 else ''}", lines=lines, hints=[_REFERENCE], common=True)
 
 
 def _text(problem: Problem, values: Mapping[str, Any]) -> str:
@@ -79,7 +80,7 @@ def _is_mapping(values: Any, path: Sequence[str]) -> bool:
 
 
 def _wrap(text: str) -> list[str]:
-    """Lines of at most 75 columns; what stands in backticks is never broken, so that it can be copied."""
+    """Lines of at most 74 columns; what stands in backticks is never broken, so that it can be copied."""
     parts = text.replace("\n", " ").split("`")
     whole = "`".join(part.replace(" ", "\0") if at % 2 else part for at, part in enumerate(parts))
     return [line.replace("\0", " ") for line in textwrap.wrap(whole, _WIDTH, break_long_words=False, break_on_hyphens=False)]
