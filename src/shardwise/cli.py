@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
                   description="Trains PyTorch models that do not fit on one GPU, on PyTorch's own FSDP2.")
     top.add_argument("--version", action="version", version=f"shardwise {__version__}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
-    common = argparse.ArgumentParser(add_help=False)
+    common = _Parser(add_help=False)
     common.add_argument("--json", action="store_true", help="one JSON object on stdout")
     common.add_argument("--quiet", action="store_true", help="errors only")
     common.add_argument("--verbose", action="store_true", help="tracebacks too")
@@ -186,7 +186,7 @@ def _checkpoint(args: argparse.Namespace, console: Console) -> int:
     folder = RunDir.open(args.run).checkpoints
     if args.action == "prune":
         checkpoint.prune(folder, args.keep, set())
-    rows = [{"step": step, "bytes": checkpoint.size(folder, step), **({"faults": checkpoint.verify(checkpoint.folder_of(folder, step))}
+    rows: list[dict[str, Any]] = [{"step": step, "bytes": checkpoint.size(folder, step), **({"faults": checkpoint.verify(checkpoint.folder_of(folder, step))}
              if args.action == "verify" else {})} for step in checkpoint.steps(folder)]
     for row in rows:
         faults = row.get("faults")

@@ -4,9 +4,9 @@ Imports only: no tensor is made and no thread pool started here, since both woul
 """
 
 import torch.distributed.checkpoint
-import torch.distributed.fsdp
+import torch.distributed.fsdp  # noqa: F401
 import transformers.models.auto.modeling_auto
-import transformers.models.llama.modeling_llama
+import transformers.models.llama.modeling_llama  # noqa: F401
 
 import shardwise.prepare
 import shardwise.train  # noqa: F401

@@ -76,9 +76,9 @@ def _cluster(request: Request) -> Cluster:
     world = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else None
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world or 0)) or None
     if world is None and asked.nodes > 1:
-        raise UsageError(f"{asked.nodes} nodes need a launcher on each of them", where=where("cluster.nodes"), why="shardwise starts the workers of one machine by itself",
-                         hints=[f"`torchrun --nnodes {asked.nodes} --nproc-per-node {asked.gpus_per_node or 8} -m shardwise train ...` on each",
-                                "`--set cluster.nodes=1` trains on this machine"])
+        raise UsageError(f"{asked.nodes} nodes need a launcher on each of them", where=where("cluster.nodes"),
+                         why="shardwise starts the workers of one machine by itself",
+                         hints=[f"`torchrun --nnodes {asked.nodes} -m shardwise train ...` on each", "`--set cluster.nodes=1` trains on this machine"])
     per_node = local or request.workers or asked.gpus_per_node
     visible = torch.cuda.device_count()
     if asked.device not in (None, "cpu") and not visible:

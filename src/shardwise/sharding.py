@@ -69,7 +69,7 @@ def shard(model: nn.Module, units: tuple[Unit, ...], layout: Layout, mesh: Devic
 
 def _recompute(block: nn.Module) -> None:
     """Activation checkpointing by replacing ``forward``: unlike a wrapper module it leaves parameter names alone."""
-    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def materialise(model: nn.Module, device: torch.device) -> None:

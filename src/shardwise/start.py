@@ -138,9 +138,9 @@ def run_as_rank(request: Request, on_ready: Callable[[Ready], None], listen: Lis
                 box[0] = error.to_json()
         dist.broadcast_object_list(box)
         if isinstance(box[0], dict):
-            error = ShardwiseError.from_json(box[0])
-            error.common = True
-            raise error
+            theirs = ShardwiseError.from_json(box[0])
+            theirs.common = True
+            raise theirs
         assert box[0] is not None, "rank 0 sent a job or an error"
         ready: Ready = pickle.loads(box[0])
         if rank == 0:

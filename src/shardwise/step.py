@@ -8,7 +8,7 @@ One all-reduce a step carries the squared gradient norm, every rank's loss and t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +39,13 @@ class StepResult:
     stop: bool
 
 
-def rows_of(step_ids: Sequence[int], rank: int, world_size: int, micro_batch: int) -> list[list[int]]:
+def rows_of(step_ids: Iterable[int], rank: int, world_size: int, micro_batch: int) -> list[list[int]]:
     """The rows of this rank in each micro-batch of a global batch: ``grad_accum`` lists of ``micro_batch`` row ids.
 
     Micro-batch m of rank r takes places ``(m * world_size + r) * micro_batch`` onwards, so that the ranks together read the global batch in order.
     """
-    stride = world_size * micro_batch
-    return [[int(i) for i in step_ids[start + rank * micro_batch:start + (rank + 1) * micro_batch]] for start in range(0, len(step_ids), stride)]
+    ids, stride = [int(i) for i in step_ids], world_size * micro_batch
+    return [ids[start + rank * micro_batch:start + (rank + 1) * micro_batch] for start in range(0, len(ids), stride)]
 
 
 def to_device(batch: Batch, device: torch.device) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], attention.Borders]:

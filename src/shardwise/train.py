@@ -61,7 +61,6 @@ class Trainer:
         self._steps_here = 0
         self._steady_tokens, self._steady_s = 0, 0.0  # of all steps but the first, which allocates and warms up
         self.meter = Meter(job.device_type)
-        self.meter.start()
         self.model, self.units = self._build()
         self.params = [param for param in self.model.parameters() if param.requires_grad]
         self.optimizer = optim.make_optimizer(self.model, self.config.optimizer)
@@ -71,6 +70,7 @@ class Trainer:
     def _build(self) -> tuple[nn.Module, tuple[Unit, ...]]:
         self._say("building the model")
         model = build(self.job.source, attention_path=self.layout.attention, chunk_tokens=self.layout.loss_chunk_tokens)
+        self.meter.start()  # here: building allocates no weights, but imports the model's code
         found = units(model)
         sharding.shard(model, found, self.layout, sharding.make_mesh(self.layout, self.job.device_type))
         sharding.materialise(model, self.device)
@@ -238,7 +238,7 @@ class Trainer:
             return None
         from torch.utils.tensorboard import SummaryWriter
 
-        return SummaryWriter(str(self.run.path / "tensorboard"), purge_step=None)  # type: ignore[no-untyped-call]
+        return SummaryWriter(str(self.run.path / "tensorboard"), purge_step=None)
 
     def _scalars(self, group: str, at: int, values: dict[str, Any]) -> None:
         if self._tensorboard:

@@ -1,5 +1,7 @@
 """Schedule, decay groups and gradient norm."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -16,8 +18,8 @@ def test_the_learning_rate_rises_to_lr_then_never_rises_again(total, warmup, sch
     rates = [optim.lr_at(config, step, total) for step in range(total)]
     warm = min(optim.warmup_steps(warmup, total), total)
     assert all(0 <= rate <= 2.0 + 1e-12 for rate in rates)
-    assert all(a < b for a, b in zip(rates[:warm], rates[1:warm], strict=False))
-    assert all(a >= b - 1e-12 for a, b in zip(rates[warm:], rates[warm + 1:], strict=False))
+    assert all(a < b for a, b in pairwise(rates[:warm]))
+    assert all(a >= b - 1e-12 for a, b in pairwise(rates[warm:]))
     if schedule != "constant" and total > warm:
         assert rates[-1] == pytest.approx(2.0 * min_lr, abs=1e-9)
 

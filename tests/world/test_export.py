@@ -137,7 +137,7 @@ class Odd(nn.Module):
         self.register_buffer("count", torch.tensor(2**40 + 1))
         self.register_buffer("mask", torch.tensor([True, False, True]))
         self.register_buffer("table", torch.arange(5, dtype=torch.int32))
-        self.register_buffer("double", torch.tensor([0.1], dtype=torch.float64))
+        self.register_buffer("exact", torch.tensor([0.1], dtype=torch.float64))
         self.register_buffer("nothing", torch.empty(0, 3))
 
 

@@ -7,6 +7,7 @@ elsewhere one causal ``scaled_dot_product_attention`` a document, which on CPU r
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,10 +87,15 @@ def document_attention(module: Any, query: torch.Tensor, key: torch.Tensor, valu
 def _varlen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, docs: Borders, scaling: float | None, groups: int) -> torch.Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
+    assert docs.cumulative is not None, "made on CUDA"
     batch, heads, length, dim = query.shape
-    flat = [t.transpose(1, 2).reshape(batch * length, t.shape[1], dim) for t in (query, key, value)]
-    out = varlen_attn(*flat, docs.cumulative, docs.cumulative, docs.longest, docs.longest, scale=scaling, window_size=(-1, 0),
-                      **({"enable_gqa": True} if groups > 1 else {}))
+    q, k, v = (t.transpose(1, 2).reshape(batch * length, t.shape[1], dim) for t in (query, key, value))
+    keywords: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
+    if groups > 1 and "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        keywords["enable_gqa"] = True
+    elif groups > 1:  # torch below the release that took grouped heads
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    out = varlen_attn(q, k, v, docs.cumulative, docs.cumulative, docs.longest, docs.longest, **keywords)
     assert isinstance(out, torch.Tensor), "no auxiliary output was asked for"
     return out.view(batch, length, heads, dim)
 

@@ -49,7 +49,7 @@ def parameters_on_meta() -> Iterator[None]:
             param = type(param)(param.to("meta"), requires_grad=param.requires_grad)
         register(self, name, param)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign,assignment]
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -89,7 +89,7 @@ def build(source: ModelSource, *, attention_path: str = "sdpa", chunk_tokens: in
                          why="the loss is computed by the head itself, without whole logits, as linear + cross-entropy",
                          hints=["`model: {factory: package.module:function}` with a loss of your own"])
     head.__class__ = LossHead
-    head.chunk_tokens = chunk_tokens
+    setattr(head, "chunk_tokens", chunk_tokens)  # noqa: B010 - mypy knows the class it had
     model.token_loss = types.MethodType(_token_loss, model)
     model.config.use_cache = False
     return model  # type: ignore[no-any-return]

@@ -57,7 +57,7 @@ def initialise(model: nn.Module, seed: int, source_name: str) -> None:
     Raises:
         UsageError: A module of a factory's model has parameters of its own and no ``reset_parameters``.
     """
-    init = getattr(model, "_init_weights", None)
+    init: Any = getattr(model, "_init_weights", None)
     names = {id(module): name for name, module in model.named_modules()}
     blocks = [model.get_submodule(name) for unit in units(model) if unit.kind == "block" for name in unit.modules]
     inside = {id(module) for block in blocks for module in block.modules()}
@@ -78,8 +78,8 @@ def initialise(model: nn.Module, seed: int, source_name: str) -> None:
                     torch.manual_seed(_seed_of(seed, names[id(module)]))
                     if init is not None:
                         init(module)
-                    elif hasattr(module, "reset_parameters"):
-                        module.reset_parameters()
+                    elif callable(reset := getattr(module, "reset_parameters", None)):
+                        reset()
                     elif any(owner is module for owner, _, _ in owned):
                         raise UsageError(
                             f"`{names[id(module)]}` of `{source_name}` ({type(module).__name__}) has parameters and no `reset_parameters`",
