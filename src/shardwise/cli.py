@@ -129,11 +129,10 @@ class _Watcher:
         self.progress = console.progress(log_every)
 
     def ready(self, ready: Ready) -> None:
-        self.console.say(ready.plan_text)
         if ready.preview:
             self.console.say(ready.preview)
         self.console.say(f"data    {ready.data_text}")
-        self.total_steps = ready.total_steps
+        self.progress.start(ready.total_steps, ready.done_steps)
 
     def hear(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
@@ -145,7 +144,7 @@ class _Watcher:
             self.progress.step(message)
         elif kind == "eval":
             losses = ", ".join(f"{name} {loss:.4f}" for name, loss in message["validation"].items())
-            self.progress.note(f"step {message['step']}: validation loss {losses}" + (" (untrained)" if message["untrained"] else ""))
+            self.progress.note(f"step {message['step']}: validation loss {losses}" + (" (before training)" if message["untrained"] else ""))
         elif kind == "saved":
             self.progress.note(f"step {message['step']}: checkpoint saved")
 
@@ -159,7 +158,7 @@ def _say_summary(console: Console, summary: dict[str, Any]) -> None:
     console.say("")
     if summary["validation_loss"] is not None:
         before = summary["untrained_validation_loss"]
-        share = f", {summary['validation_loss'] / before:.0%} of the untrained {before:.3f}" if before else ""
+        share = f", {summary['validation_loss'] / before:.0%} of the {before:.3f} before training" if before else ""
         console.say(f"validation loss  {summary['validation_loss']:.3f}{share}")
     console.say(f"peak a rank      predicted {bytes_text(predicted)} allocated ({summary['measured_how']})")
     for rank, peak in enumerate(measured):

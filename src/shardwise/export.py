@@ -81,7 +81,8 @@ def export_run(run_path: Path, out: Path, *, step: int | None = None, dtype: str
             raise NotReady(f"the export takes {bytes_text(num_bytes)}, {bytes_text(free)} are free on the disk", where=f"`{out}`",
                            hints=["export to another disk"])
         hashes = _write_weights(reader, aside, tensors, progress)
-        _write_rest(run, aside, name)
+        if not _write_rest(run, aside, name):
+            progress("no config.json: the run's model is none of transformers', so it is weights only")
         _check(aside, hashes)
         _publish(aside, out)
     except BaseException as error:
@@ -152,8 +153,8 @@ def _write_file(reader: checkpoint.Reader, file: Path, tensors: list[_Tensor], h
             handle.write(raw)
 
 
-def _write_rest(run: RunDir, out: Path, dtype: str) -> None:
-    """Config with the export's dtype, generation config, tokenizer and chat template."""
+def _write_rest(run: RunDir, out: Path, dtype: str) -> bool:
+    """Config with the export's dtype, generation config, tokenizer and chat template; whether the model has a config at all."""
     for part in ("tokenizer", "model"):
         if (run.path / part).is_dir():
             shutil.copytree(run.path / part, out, dirs_exist_ok=True)
@@ -162,6 +163,7 @@ def _write_rest(run: RunDir, out: Path, dtype: str) -> None:
         facts = json.loads(config.read_text("utf-8"))
         facts.pop("torch_dtype", None)
         config.write_text(json.dumps({**facts, "dtype": dtype}, indent=2) + "\n", "utf-8")
+    return config.is_file()
 
 
 def _check(out: Path, hashes: dict[str, str]) -> None:

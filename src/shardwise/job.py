@@ -54,7 +54,7 @@ class Ready:
 
     job: Job
     plan: Plan
-    plan_text: str
     preview: str
     data_text: str
     total_steps: int
+    done_steps: int

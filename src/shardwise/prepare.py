@@ -44,15 +44,17 @@ def prepare(request: Request, say: Callable[[str], None]) -> Ready:
     resume_from = _checkpoint_of(run_dir, request.resume[1]) if request.resume else None
     cluster = _cluster(request)
     source = resolve(config.model, trust_remote_code=config.trust_remote_code, where=run.where("model"))
+    model = build(source)
+    limits = getattr(model, "config", None)
+    max_positions = getattr(limits, "max_position_embeddings", None)
+    data.check_positions(config.data, max_positions, run.where)
+    plan = _plan(request, run_dir, source, model, cluster)  # before the data: what cannot fit is said before hours of tokenising
+    say(planner.plan_text(plan))
     cache = data.cache_folder(config.data)
     tokenizer, tokenizer_dir = data.load_tokenizer(config.tokenizer, Path(source.folder) if source.folder else None, config.data, cache,
                                                    config.trust_remote_code, where=run.where)
-    model = build(source)
-    limits = getattr(model, "config", None)
     prepared = data.prepare(config.data, tokenizer, vocab_size=getattr(limits, "vocab_size", len(tokenizer)),
-                            max_positions=getattr(limits, "max_position_embeddings", None), seed=config.seed, where=run.where, progress=say)
-    say("planning")
-    plan = _plan(request, run_dir, source, model, cluster)
+                            max_positions=max_positions, seed=config.seed, where=run.where, progress=say)
     layout = plan.chosen.layout
     if resume_from is None:
         RunDir.create(run_dir, run.text_with_overrides(), plan.to_json())
@@ -61,8 +63,8 @@ def prepare(request: Request, say: Callable[[str], None]) -> Ready:
     job = Job(config=config, layout=layout, source=source, data_folder=prepared.folder, run_dir=run_dir, device_type=cluster.kind,
               stored_bytes=plan.chosen.rows["params_sharded"], resume_from=resume_from)
     previews = [data.preview(prepared, tokenizer, row) for row in range(min(config.data.show, prepared.train.num_rows))]
-    return Ready(job, plan, planner.plan_text(plan), "\n\n".join(previews), _data_text(prepared, config, order),
-                 total_steps(config, order.steps_per_epoch))
+    return Ready(job, plan, "\n\n".join(previews), _data_text(prepared, config, order),
+                 total_steps(config, order.steps_per_epoch), int(resume_from.name.removeprefix("step-")) if resume_from else 0)
 
 
 def _cluster(request: Request) -> Cluster:

@@ -129,8 +129,8 @@ def _fetch(hub_id: str, where: str) -> Path:
     try:
         return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES, local_files_only=not hub_answers()))
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise NotReady(f"hub id `{hub_id}` cannot be fetched\n       and is not in the local cache", where=where, why=textwrap.fill(reason[:200], 68),
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
+        raise NotReady(f"hub id `{hub_id}` cannot be fetched\n       and is not in the local cache", where=where, why=textwrap.fill(reason, 68),
                        hints=["`--set model=FOLDER` with config.json and *.safetensors in it",
                               f"with a network: `hf download {hub_id}`",
                               "`--set model.shape=NAME` takes random weights of a known shape"]) from error

@@ -49,7 +49,9 @@ def test_every_path_in_backquotes_exists():
 
 def test_every_verb_and_flag_named_exists():
     verbs = next(a for a in parser()._actions if a.dest == "verb").choices
-    for line in re.findall(r"^shardwise (.*)$", README, re.M):
-        words = line.split()
+    for line in "".join(blocks("sh")).splitlines():
+        words = line.split()[1:]
+        if not line.startswith("shardwise "):
+            continue
         flags = {option for action in verbs[words[0]]._actions for option in action.option_strings}
         assert {w for w in words if w.startswith("--")} <= flags

@@ -141,10 +141,12 @@ class Odd(nn.Module):
         self.register_buffer("nothing", torch.empty(0, 3))
 
 
-def test_scalars_integers_and_odd_sizes_survive(tmp_path):
+def test_scalars_integers_and_odd_sizes_survive_also_from_a_model_without_a_config(tmp_path):
     run, model = RunDir.create(tmp_path / "run", "", {}), Odd()
     checkpoint.save(run.checkpoints, 1, model, torch.optim.AdamW(model.parameters()), {"source_dtype": "bfloat16"})
-    export.export_run(run.path, tmp_path / "out")
+    said = []
+    export.export_run(run.path, tmp_path / "out", progress=said.append)
+    assert said[-1].startswith("no config.json: ")
     found = stored(tmp_path / "out")
     assert found.keys() == model.state_dict().keys()
     for name, tensor in model.state_dict().items():

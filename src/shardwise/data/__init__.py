@@ -18,7 +18,7 @@ from __future__ import annotations
 from .cache import cache_folder
 from .order import Order
 from .packed import Batch, Mixture, PackedSet, PackStats
-from .prepared import Prepared, open_prepared, prepare
+from .prepared import Prepared, check_positions, open_prepared, prepare
 from .sample import preview
 from .tokenizer import load_tokenizer
 
@@ -30,6 +30,7 @@ __all__ = [
     "PackedSet",
     "Prepared",
     "cache_folder",
+    "check_positions",
     "load_tokenizer",
     "open_prepared",
     "prepare",

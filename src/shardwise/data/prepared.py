@@ -73,12 +73,7 @@ def prepare(
         OnDisk: Data are missing, empty or cannot be read.
         NotReady: A hub id cannot be fetched, the cache cannot be written.
     """
-    if max_positions is not None and config.seq_len > max_positions:
-        raise UsageError(
-            f"seq_len {config.seq_len:,} is beyond the model's {max_positions:,} positions",
-            where=where("data.seq_len"),
-            hints=[f"`--set data.seq_len={max_positions}`"],
-        )
+    check_positions(config, max_positions, where)
     root = cache_folder(config)
     encoder = Encoder(tokenizer)
     tokenizer_dir = _keep_tokenizer(tokenizer, root)
@@ -102,6 +97,20 @@ def prepare(
         rows = f"{packed.num_rows:,} row{'s' * (packed.num_rows != 1)} of {packed.seq_len:,}"
         progress(f"{short_name(packed.name)}: {rows}, {packed.stats.text()}")
     return prepared
+
+
+def check_positions(config: Any, max_positions: int | None, where: Callable[[str], str]) -> None:
+    """Refuse rows longer than the model knows positions.
+
+    Raises:
+        UsageError: ``data.seq_len`` is beyond ``max_positions``.
+    """
+    if max_positions is not None and config.seq_len > max_positions:
+        raise UsageError(
+            f"seq_len {config.seq_len:,} is beyond the model's {max_positions:,} positions",
+            where=where("data.seq_len"),
+            hints=[f"`--set data.seq_len={max_positions}`"],
+        )
 
 
 def open_prepared(folder: Path) -> Prepared:
