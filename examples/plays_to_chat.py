@@ -19,7 +19,9 @@ from pathlib import Path
 SPEAKER = re.compile(r"[A-Z][A-Za-z']*(?: [A-Z][A-Za-z']*){0,2}\.")
 HEADING = re.compile(r"\s*(?:ACT|SCENE)\b", re.IGNORECASE)
 NUMERAL = re.compile(r"[IVX]+\.")  # a stanza of a song
-NOBODY = re.compile(r"(?:All|Both)(?: .*)?|Song|Court|Danes|Children|Players|Citizens|Gentlemen|Ghosts|Lords|Mariners|Soldiers")  # crowds
+NOBODY = re.compile(
+    r"(?:All|Both)(?: .*)?|Song|Court|Danes|Children|Players|Citizens|Gentlemen|Ghosts|Lords|Mariners|Soldiers"
+)  # crowds
 MAX_TURNS, MAX_WORDS = 8, 120
 SMALL = {"a", "about", "and", "de", "for", "of", "or", "the"}
 
@@ -43,7 +45,10 @@ SHORT = {
 
 def cased(words: str) -> str:
     """``THE LIFE OF KING HENRY V`` -> ``The Life of King Henry V``; names and titles alike."""
-    made = [w if re.fullmatch(r"[IVX]+", w) and i else w.lower() if w.lower() in SMALL and i else w.capitalize() for i, w in enumerate(words.split())]
+    made = [
+        w if re.fullmatch(r"[IVX]+", w) and i else w.lower() if w.lower() in SMALL and i else w.capitalize()
+        for i, w in enumerate(words.split())
+    ]
     return " ".join(made)
 
 
@@ -92,9 +97,14 @@ def main() -> int:
     for path in args.plays:
         made = list(conversations(path.read_text("utf-8")))
         if not made:
-            print(f"error: no two speakers alternate in {path}: it is no play in the form of examples/data/plays", file=sys.stderr)
+            print(
+                f"error: no two speakers alternate in {path}: it is no play in the form of examples/data/plays", file=sys.stderr
+            )
             return 2
-        print(f"{path.stem:26} {len(made):4} conversations, {sum(len(one['messages']) - 1 for one in made):5,} speeches", file=sys.stderr)
+        print(
+            f"{path.stem:26} {len(made):4} conversations, {sum(len(one['messages']) - 1 for one in made):5,} speeches",
+            file=sys.stderr,
+        )
         lines += [json.dumps(one) + "\n" for one in made]
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)

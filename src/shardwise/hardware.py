@@ -37,20 +37,24 @@ def _device(name: str, gib: float, source: str) -> tuple[str, Device]:
 
 
 _MEMORY = "from memory of torch's out-of-memory texts, not verified (2026-09)"
-DEVICES: dict[str, Device] = dict([
-    _device("a100-40gb", 39.39, _MEMORY),
-    _device("a100-80gb", 79.15, _MEMORY),
-    _device("h100-80gb", 79.10, "TARGETS.md of this project, `79.1 GiB each` (2026-09)"),
-    _device("h100-96gb", 94.99, "torchtitan benchmark logs, facts/planning.md 6: 94.99-95.04 GiB (2026-08)"),
-    _device("h200-141gb", 139.0, "this project's lent H200 is described as about 139 GiB (2026-09), not read by a program yet"),
-    _device("b200-192gb", 178.0, _MEMORY),
-    _device("l40s-48gb", 44.40, "out-of-memory text of an L40, same chip and memory, QwenLM/Qwen3-VL#2097 (2026-06)"),
-    _device("rtx4090-24gb", 23.64, "out-of-memory text, ali-vilab/VGen#104 (2024-04)"),
-    _device("rtx3090-24gb", 23.69, _MEMORY),
-    _device("v100-16gb", 15.75, "out-of-memory text, Morizeyao/GPT2-Chinese#215 (2023-02)"),
-    _device("v100-32gb", 31.73, _MEMORY),
-    _device("mi300x-192gb", 191.98, _MEMORY),
-])
+DEVICES: dict[str, Device] = dict(
+    [
+        _device("a100-40gb", 39.39, _MEMORY),
+        _device("a100-80gb", 79.15, _MEMORY),
+        _device("h100-80gb", 79.10, "TARGETS.md of this project, `79.1 GiB each` (2026-09)"),
+        _device("h100-96gb", 94.99, "torchtitan benchmark logs, facts/planning.md 6: 94.99-95.04 GiB (2026-08)"),
+        _device(
+            "h200-141gb", 139.0, "this project's lent H200 is described as about 139 GiB (2026-09), not read by a program yet"
+        ),
+        _device("b200-192gb", 178.0, _MEMORY),
+        _device("l40s-48gb", 44.40, "out-of-memory text of an L40, same chip and memory, QwenLM/Qwen3-VL#2097 (2026-06)"),
+        _device("rtx4090-24gb", 23.64, "out-of-memory text, ali-vilab/VGen#104 (2024-04)"),
+        _device("rtx3090-24gb", 23.69, _MEMORY),
+        _device("v100-16gb", 15.75, "out-of-memory text, Morizeyao/GPT2-Chinese#215 (2023-02)"),
+        _device("v100-32gb", 31.73, _MEMORY),
+        _device("mi300x-192gb", 191.98, _MEMORY),
+    ]
+)
 
 # What a rank holds that no allocator counts. CUDA: context and kernels 0.5-0.9 GiB, NCCL 0.3-1.5 GiB a communicator (facts/planning.md 4.8, middle
 # values). CPU: resident set of a rank forked from the server that has torch 2.15 and transformers 5.24 imported, with a gloo group and no model:
@@ -101,7 +105,9 @@ def host_memory() -> tuple[int, str]:
     try:
         lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
     except OSError as error:
-        raise NotReady("memory of this machine is unknown: there is no /proc/meminfo", hints=["`--set cluster.memory_gib=16` says it"]) from error
+        raise NotReady(
+            "memory of this machine is unknown: there is no /proc/meminfo", hints=["`--set cluster.memory_gib=16` says it"]
+        ) from error
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     limit, used = (_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
     if limit is not None and used is not None and limit - used < free:
@@ -123,8 +129,13 @@ def _gpus() -> list[tuple[str, int]]:
     if command is None or visible in ("", "-1"):
         return []
     try:
-        text = subprocess.run([command, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"], capture_output=True, text=True,
-                              timeout=20, check=True).stdout
+        text = subprocess.run(
+            [command, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     found = []

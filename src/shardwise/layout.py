@@ -64,6 +64,6 @@ def mesh_of(strategy: str, world_size: int) -> tuple[int, int]:
 def chunk_tokens(vocab_size: int) -> int:
     """Tokens whose fp32 logits fill at most 32 MiB, at least 64.
 
-        C = max(64, floor(32 MiB / (4 V)))
+    C = max(64, floor(32 MiB / (4 V)))
     """
     return max(MIN_CHUNK_TOKENS, CHUNK_BYTES // (4 * vocab_size))

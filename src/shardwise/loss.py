@@ -22,8 +22,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     """Loss and both gradients in one pass over the chunks, so that no chunk is computed twice."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_TH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None,
-                labels_T: torch.Tensor, chunk_tokens: int) -> torch.Tensor:
+    def forward(
+        ctx: Any,
+        hidden_TH: torch.Tensor,
+        weight_VH: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        labels_T: torch.Tensor,
+        chunk_tokens: int,
+    ) -> torch.Tensor:
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         total = hidden_TH.new_zeros((), dtype=torch.float64)
         d_hidden = torch.empty_like(hidden_TH) if needs_hidden else None
@@ -63,13 +69,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         d_hidden, d_weight, d_bias = ctx.saved_tensors
         scale = grads[0].float()
         weight_dtype, bias_dtype = ctx.dtypes
-        return (None if d_hidden is None else d_hidden * scale.to(d_hidden.dtype),
-                None if d_weight is None else d_weight.mul_(scale).to(weight_dtype),
-                None if d_bias is None else d_bias.mul_(scale).to(bias_dtype), None, None)
+        return (
+            None if d_hidden is None else d_hidden * scale.to(d_hidden.dtype),
+            None if d_weight is None else d_weight.mul_(scale).to(weight_dtype),
+            None if d_bias is None else d_bias.mul_(scale).to(bias_dtype),
+            None,
+            None,
+        )
 
 
-def chunked_cross_entropy(hidden: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None,
-                          labels: torch.Tensor, chunk_tokens: int) -> torch.Tensor:
+def chunked_cross_entropy(
+    hidden: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, labels: torch.Tensor, chunk_tokens: int
+) -> torch.Tensor:
     """Sum over tokens of the cross-entropy of ``hidden @ weight.T + bias`` against ``labels``.
 
     Args:
@@ -81,7 +92,8 @@ def chunked_cross_entropy(hidden: torch.Tensor, weight_VH: torch.Tensor, bias_V:
         0-d fp64 sum, 0 where no label is valid. Can be differentiated once.
     """
     result: torch.Tensor = _ChunkedCrossEntropy.apply(
-        hidden.reshape(-1, hidden.shape[-1]), weight_VH, bias_V, labels.reshape(-1), chunk_tokens)
+        hidden.reshape(-1, hidden.shape[-1]), weight_VH, bias_V, labels.reshape(-1), chunk_tokens
+    )
     return result
 
 

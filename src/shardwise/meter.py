@@ -1,10 +1,10 @@
 """Measuring peak allocated bytes of a rank, on every device, exactly where that can be had.
 
-    cuda        torch's allocator counts
-    livebytes   CPU: a library in front of the C allocator counts every block whichever thread frees it (needs a C compiler once)
-    profiler    CPU without one: the profiler's memory events, replayed by address, since its own total misses frees on gloo's threads
-                (facts/feasibility.md A.0). Slower, so only the first windows of each name are measured. It does not tell of a free of a block that is
-                older than the window: such a block counts to the window's end, so a figure may be too high
+cuda        torch's allocator counts
+livebytes   CPU: a library in front of the C allocator counts every block whichever thread frees it (needs a C compiler once)
+profiler    CPU without one: the profiler's memory events, replayed by address, since its own total misses frees on gloo's threads
+            (facts/feasibility.md A.0). Slower, so only the first windows of each name are measured. It does not tell of a free of a block that is
+            older than the window: such a block counts to the window's end, so a figure may be too high
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+_WARM_BYTES = 256 << 20
 _PROFILED_WINDOWS = 2  # of one name
 _HOW = {
     "cuda": "measured by torch's CUDA allocator",
@@ -57,8 +58,12 @@ def livebytes_library(cache: Path) -> Path | None:
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             source, made = Path(folder) / "livebytes.c", Path(folder) / "livebytes.so"
             source.write_bytes(_source())
-            subprocess.run([compiler, "-O2", "-shared", "-fPIC", str(source), "-o", str(made), "-ldl", "-pthread"], check=True, capture_output=True,
-                           timeout=60)
+            subprocess.run(
+                [compiler, "-O2", "-shared", "-fPIC", str(source), "-o", str(made), "-ldl", "-pthread"],
+                check=True,
+                capture_output=True,
+                timeout=60,
+            )
             made.replace(target)  # whole or not at all: ranks of another job may load it now
     except (OSError, subprocess.SubprocessError):
         return None
@@ -76,11 +81,34 @@ class Meter:
 
     def __init__(self, device_type: str) -> None:
         self._library: Any = _loaded_livebytes() if device_type == "cpu" else None
-        self.kind: Literal["cuda", "livebytes", "profiler"] = "cuda" if device_type == "cuda" else "livebytes" if self._library else "profiler"
+        self.kind: Literal["cuda", "livebytes", "profiler"] = (
+            "cuda" if device_type == "cuda" else "livebytes" if self._library else "profiler"
+        )
         self.how = _HOW[self.kind]
         self._baseline = 0
         self._counts: dict[str, int] = {}
         self.peaks: dict[str, int] = {}
+
+    def warm(self, shapes: set[tuple[int, int]], tokens: int) -> None:
+        """Make fp32 products of these weight shapes once, so that what MKL keeps for packing them is there before ``start``.
+
+        MKL holds its packing buffers for the life of the process (1 to 8 MiB, growing with the largest product; probed, torch 2.15). They belong to the
+        process, as its code does, and no plan of tensors can know them. Only on CPU; weights above 256 MiB are left out.
+
+        Args:
+            shapes: ``(out, in)`` of linear weights.
+            tokens: Rows of a product.
+        """
+        import torch
+
+        if self.kind == "cuda":
+            return
+        for rows, columns in shapes:
+            if rows * columns * 4 <= _WARM_BYTES:
+                weight, inputs = torch.zeros(rows, columns), torch.zeros(tokens, columns)
+                outputs = inputs @ weight.t()
+                outputs @ weight
+                outputs.t() @ inputs
 
     def start(self) -> None:
         """Take what the process holds now as zero: call it before the model is built."""
@@ -140,7 +168,9 @@ def _loaded_livebytes() -> Any:
 @contextlib.contextmanager
 def _profiled() -> Iterator[list[tuple[int, int]]]:
     """A list that is filled with the block's ``(address, bytes)`` events in order of time when it is over."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read at the first profile: without a driver it writes an error to the terminal
+    os.environ.setdefault(
+        "KINETO_LOG_LEVEL", "99"
+    )  # read at the first profile: without a driver it writes an error to the terminal
     import torch
 
     events: list[tuple[int, int]] = []
@@ -150,7 +180,9 @@ def _profiled() -> Iterator[list[tuple[int, int]]]:
         file = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(file))
         trace = json.loads(file.read_text("utf-8"))["traceEvents"]
-    memory = sorted((event for event in trace if event.get("name") == "[memory]"), key=lambda event: event["ts"])  # stable: ties stay as recorded
+    memory = sorted(
+        (event for event in trace if event.get("name") == "[memory]"), key=lambda event: event["ts"]
+    )  # stable: ties stay as recorded
     events += [(event["args"]["Addr"], event["args"]["Bytes"]) for event in memory]
 
 
@@ -181,7 +213,9 @@ def _live_tensor_bytes() -> int:
 
     storages: dict[int, int] = {}
     for thing in gc.get_objects():
-        if not issubclass(type(thing), torch.Tensor):  # not isinstance: a proxy's __class__ would be asked, and may import or raise
+        if not issubclass(
+            type(thing), torch.Tensor
+        ):  # not isinstance: a proxy's __class__ would be asked, and may import or raise
             continue
         part = thing._local_tensor if isinstance(thing, DTensor) else thing
         with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse and wrapper tensors have no storage

@@ -20,9 +20,13 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ada
     ``fused`` on every device: it needs no temporaries, where ``foreach`` needs one more copy of the shards (facts/planning.md 4.1).
     """
     params = [param for param in model.parameters() if param.requires_grad]
-    groups = [{"params": [p for p in params if p.ndim >= 2], "weight_decay": config.weight_decay},
-              {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0}]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    groups = [
+        {"params": [p for p in params if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps, fused=True
+    )
 
 
 def warmup_steps(warmup: float, total_steps: int) -> int:

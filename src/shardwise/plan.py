@@ -58,8 +58,14 @@ class Candidate:
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> Candidate:
         reserved = record["peak_reserved_bytes"]
-        return Candidate(**{**record, "layout": Layout.from_json(record["layout"]), "peak_reserved_bytes": (reserved["low"], reserved["high"]),
-                            "phases": {name: Phase(**phase) for name, phase in record["phases"].items()}})
+        return Candidate(
+            **{
+                **record,
+                "layout": Layout.from_json(record["layout"]),
+                "peak_reserved_bytes": (reserved["low"], reserved["high"]),
+                "phases": {name: Phase(**phase) for name, phase in record["phases"].items()},
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -91,15 +97,30 @@ class Plan:
         return digest(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, "of": self.of, "model": self.model, "cluster": self.cluster, "workload": self.workload, "chosen": self.chosen.to_json(),
-                "candidates": [candidate.to_json() for candidate in self.candidates], "refused": list(self.refused),
-                "nearest": self.nearest.to_json() if self.nearest else None}
+        return {
+            "schema": SCHEMA,
+            "of": self.of,
+            "model": self.model,
+            "cluster": self.cluster,
+            "workload": self.workload,
+            "chosen": self.chosen.to_json(),
+            "candidates": [candidate.to_json() for candidate in self.candidates],
+            "refused": list(self.refused),
+            "nearest": self.nearest.to_json() if self.nearest else None,
+        }
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> Plan:
         """Raises ValueError or KeyError where the schema is another or a key is missing."""
         if record.get("schema") != SCHEMA:
             raise ValueError(f"plan schema {record.get('schema')}, this version reads {SCHEMA}")
-        return Plan(record["model"], record["cluster"], record["workload"], Candidate.from_json(record["chosen"]),
-                    tuple(map(Candidate.from_json, record["candidates"])), tuple(record["refused"]),
-                    Candidate.from_json(record["nearest"]) if record["nearest"] else None, record["of"])
+        return Plan(
+            record["model"],
+            record["cluster"],
+            record["workload"],
+            Candidate.from_json(record["chosen"]),
+            tuple(map(Candidate.from_json, record["candidates"])),
+            tuple(record["refused"]),
+            Candidate.from_json(record["nearest"]) if record["nearest"] else None,
+            record["of"],
+        )

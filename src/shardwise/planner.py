@@ -59,7 +59,9 @@ class _Planning:
 
     def question(self, world_size: int, fixed: dict[str, Any], precision: str) -> Question:
         path: Any = fixed.get("attention") or _attention(self.model, self.config.data.seq_len)
-        return Question(world_size, self.config.global_batch, _PARAM_DTYPE[precision], self.config.reduce_dtype, path, self.chunk, fixed)
+        return Question(
+            world_size, self.config.global_batch, _PARAM_DTYPE[precision], self.config.reduce_dtype, path, self.chunk, fixed
+        )
 
     def plan(self) -> Plan:
         question = self.question(self.cluster.world_size, self.fixed, self.config.precision)
@@ -67,11 +69,24 @@ class _Planning:
         best = choose.chosen(order)
         if best is None:
             raise self._nothing_fits(order[0])
-        workload = {"global_batch": self.config.global_batch, "seq_len": self.config.data.seq_len, "precision": self.config.precision,
-                    "reduce_dtype": self.config.reduce_dtype, "margin": self.config.margin}
+        workload = {
+            "global_batch": self.config.global_batch,
+            "seq_len": self.config.data.seq_len,
+            "precision": self.config.precision,
+            "reduce_dtype": self.config.reduce_dtype,
+            "margin": self.config.margin,
+        }
         of = digest([asdict(self.spec), self.cluster.to_json(), workload])
-        return Plan({"name": self.spec.name, "num_params": self.spec.num_params}, self.cluster.to_json(), workload, best, (best, *order[1:]),
-                    tuple(self.refused), None, of)
+        return Plan(
+            {"name": self.spec.name, "num_params": self.spec.num_params},
+            self.cluster.to_json(),
+            workload,
+            best,
+            (best, *order[1:]),
+            tuple(self.refused),
+            None,
+            of,
+        )
 
     def candidates(self, question: Question, cluster: Cluster, seq_len: int) -> list[Candidate]:
         """Every layout judged; micro-batches beyond one that fits nowhere are not tried, since they need more."""
@@ -80,8 +95,12 @@ class _Planning:
             here = self._judge(question, cluster, seq_len, micro_batch)
             out += here
             if not any(c.fits for c in here) and micro_batch != sizes[-1]:
-                self.refused.append({"layout": {"micro_batch": sizes[sizes.index(micro_batch) + 1:]},
-                                     "reason": f"micro_batch {micro_batch} fits in no layout and these need more"})
+                self.refused.append(
+                    {
+                        "layout": {"micro_batch": sizes[sizes.index(micro_batch) + 1 :]},
+                        "reason": f"micro_batch {micro_batch} fits in no layout and these need more",
+                    }
+                )
                 break
         return out
 
@@ -91,15 +110,34 @@ class _Planning:
         for layout in choose.layouts(question, micro_batch):
             recompute = layout.activation_checkpointing
             if recompute not in steps:
-                traced = trace_step(self.model, self.found, micro_batch=micro_batch, seq_len=seq_len, dtype=layout.param_dtype,
-                                    activation_checkpointing=recompute, attention_path=layout.attention, chunk_tokens=layout.loss_chunk_tokens,
-                                    kind=cluster.kind, cache=cache_folder())
+                traced = trace_step(
+                    self.model,
+                    self.found,
+                    micro_batch=micro_batch,
+                    seq_len=seq_len,
+                    dtype=layout.param_dtype,
+                    activation_checkpointing=recompute,
+                    attention_path=layout.attention,
+                    chunk_tokens=layout.loss_chunk_tokens,
+                    kind=cluster.kind,
+                    cache=cache_folder(),
+                )
                 steps[recompute] = ledger.expand(self.spec, traced), traced.kernel_bytes
             made_whole = max(unit.numel for unit in self.spec.units) * 4
-            peaks = ledger.phases(self.spec, steps[recompute][0], layout, cluster.kind, made_whole=made_whole, kernel_bytes=steps[recompute][1])
-            out.append(choose.candidate(layout, peaks, cluster, self.config.margin, disk_bytes=12 * self.spec.num_params,
-                                        recomputed_flops=ledger.recomputed_flops(self.spec, layout, seq_len),
-                                        moved_bytes=ledger.moved_bytes(self.spec, layout)))
+            peaks = ledger.phases(
+                self.spec, steps[recompute][0], layout, cluster.kind, made_whole=made_whole, kernel_bytes=steps[recompute][1]
+            )
+            out.append(
+                choose.candidate(
+                    layout,
+                    peaks,
+                    cluster,
+                    self.config.margin,
+                    disk_bytes=12 * self.spec.num_params,
+                    recomputed_flops=ledger.recomputed_flops(self.spec, layout, seq_len),
+                    moved_bytes=ledger.moved_bytes(self.spec, layout),
+                )
+            )
         return out
 
     # ---- when nothing fits
@@ -115,7 +153,9 @@ class _Planning:
             lines=[("nearest", f"{choose.short(nearest.layout)}; peak in {_PHASE[nearest.peak_phase]}")],
             where=f"{self.cluster.world_size} x {self.cluster.device}, {self.run.where('data.seq_len')}",
             why=f"fp32 parameters, gradients and AdamW state are 16 bytes a parameter,\n{units.bytes_text(states)} on each rank of this layout",
-            hints=self._ways_out() or ["neither the free layout keys nor a quarter of the seq_len\nnor more ranks make it fit: take a smaller model"])
+            hints=self._ways_out()
+            or ["neither the free layout keys nor a quarter of the seq_len\nnor more ranks make it fit: take a smaller model"],
+        )
 
     def _ways_out(self) -> list[str]:
         """Up to three changes, each computed to fit."""
@@ -131,13 +171,21 @@ class _Planning:
                     value = getattr(best.layout, key)
                     hints.append(f"`--set layout.{key}={value}` fits: {_range(best)}")
         if self.cluster.kind == "cuda":
-            for more in (n for n in range(world + 1, min(4096, self.config.global_batch) + 1) if self.config.global_batch % n == 0):
+            for more in (
+                n for n in range(world + 1, min(4096, self.config.global_batch) + 1) if self.config.global_batch % n == 0
+            ):
                 per_node = more if more <= self.cluster.gpus_per_node else self.cluster.gpus_per_node
                 if more % per_node and more > 8:
                     continue
-                wider = replace(self.cluster, nodes=max(1, more // per_node), gpus_per_node=per_node if more % per_node == 0 else more)
+                wider = replace(
+                    self.cluster, nodes=max(1, more // per_node), gpus_per_node=per_node if more % per_node == 0 else more
+                )
                 if wider.world_size == more and (best := self._best(wider, self.fixed, seq_len)):
-                    change = f"cluster.nodes={wider.nodes}" if wider.nodes != self.cluster.nodes else f"cluster.gpus_per_node={wider.gpus_per_node}"
+                    change = (
+                        f"cluster.nodes={wider.nodes}"
+                        if wider.nodes != self.cluster.nodes
+                        else f"cluster.gpus_per_node={wider.gpus_per_node}"
+                    )
                     hints.append(f"`--set {change}` fits: {_range(best)} on each of {more}")
                     break
         for shorter in (seq_len // 2, seq_len // 4):
@@ -169,8 +217,15 @@ def _attention(model: Any, seq_len: int) -> str:
 
 # ---- the plan as text
 
-_PHASE = {"load": "loading", "forward": "forward", "loss": "the loss", "backward": "backward", "optimizer": "the optimizer step",
-          "first_step": "the first step", "save": "a save"}
+_PHASE = {
+    "load": "loading",
+    "forward": "forward",
+    "loss": "the loss",
+    "backward": "backward",
+    "optimizer": "the optimizer step",
+    "first_step": "the first step",
+    "save": "a save",
+}
 _ROW = {name: name.replace("_", " ").replace("params", "parameters").replace("grads", "gradients") for name in ROWS}
 
 
@@ -189,7 +244,17 @@ def plan_text(plan: Plan) -> str:
     """The plan in at most 80 columns: layouts best first, bytes by row and strategy, then the choice and what it rests on."""
     shown = _shown(plan)
     size, unit = _unit(plan.chosen.peak_allocated_bytes)
-    return "\n".join([*_head(plan), "", *_table(plan, shown, size, unit), "", *_rows_table(plan, shown, size, unit), "", *_foot(plan, size, unit)])
+    return "\n".join(
+        [
+            *_head(plan),
+            "",
+            *_table(plan, shown, size, unit),
+            "",
+            *_rows_table(plan, shown, size, unit),
+            "",
+            *_foot(plan, size, unit),
+        ]
+    )
 
 
 def _shown(plan: Plan) -> list[Candidate]:
@@ -208,20 +273,30 @@ def _head(plan: Plan) -> list[str]:
     joined = f"{left:<42}  {right}"
     lines = [joined] if len(joined) <= 80 else [left, right]
     count = len(plan.candidates)
-    return [*lines, f"{work['global_batch']} sequences x {work['seq_len']} tokens a step, {work['precision']}"
-            f"; {count} layout{'s' * (count != 1)} compared"]
+    return [
+        *lines,
+        f"{work['global_batch']} sequences x {work['seq_len']} tokens a step, {work['precision']}"
+        f"; {count} layout{'s' * (count != 1)} compared",
+    ]
 
 
 def _table(plan: Plan, shown: list[Candidate], size: int, unit: str) -> list[str]:
     reserved = any(c.peak_reserved_bytes[0] != c.peak_reserved_bytes[1] for c in shown)
-    head = f"  {'strategy':<14} {'act. ckpt':<9} {'micro x accum':<13} {'allocated':>9}" + (f" {'reserved':>11}" if reserved else "") + "  peak in"
+    head = (
+        f"  {'strategy':<14} {'act. ckpt':<9} {'micro x accum':<13} {'allocated':>9}"
+        + (f" {'reserved':>11}" if reserved else "")
+        + "  peak in"
+    )
     lines = [head]
     for c in shown:
         low, high = c.peak_reserved_bytes
         mark = ">" if c.layout == plan.chosen.layout else " "
-        lines.append(f"{mark} {c.layout.strategy:<14} {c.layout.activation_checkpointing:<9} {f'{c.layout.micro_batch} x {c.layout.grad_accum}':<13} "
-                     f"{c.peak_allocated_bytes / size:>9.1f}" + (f" {f'{low / size:.0f} - {high / size:.0f}':>11}" if reserved else "")
-                     + (f"  {c.peak_phase}" if c.fits else f"  over by {c.missing_bytes / size:.1f}"))
+        lines.append(
+            f"{mark} {c.layout.strategy:<14} {c.layout.activation_checkpointing:<9} {f'{c.layout.micro_batch} x {c.layout.grad_accum}':<13} "
+            f"{c.peak_allocated_bytes / size:>9.1f}"
+            + (f" {f'{low / size:.0f} - {high / size:.0f}':>11}" if reserved else "")
+            + (f"  {c.peak_phase}" if c.fits else f"  over by {c.missing_bytes / size:.1f}")
+        )
     return [*lines, f"  {unit} on the fullest rank in its worst phase"]
 
 
@@ -243,20 +318,28 @@ def _foot(plan: Plan, size: int, unit: str) -> list[str]:
     details = f"{choose.short(layout)}, attention {layout.attention}"
     largest = sorted(((size_, name) for name, size_ in best.rows.items() if size_), reverse=True)
     parts = [f"{_ROW[name]} {bytes_ / size:.1f}" for bytes_, name in largest[:5]]
-    others = [f"{name.replace('_', ' ')} {best.phases[name].device_bytes / size:.1f}" for name in ("first_step", "optimizer", "save")
-              if name != best.peak_phase]
+    others = [
+        f"{name.replace('_', ' ')} {best.phases[name].device_bytes / size:.1f}"
+        for name in ("first_step", "optimizer", "save")
+        if name != best.peak_phase
+    ]
     usable = plan.cluster["device_total_bytes"] * (1 - plan.workload["margin"])
     outside, high = plan.cluster["outside_bytes"], best.peak_reserved_bytes[1]
     what = "of the host, shared" if plan.cluster["kind"] == "cpu" else "of the card"
     held = "the process itself" if plan.cluster["kind"] == "cpu" else "CUDA and NCCL"
-    room = (f"{units.bytes_text(usable)} ({1 - plan.workload['margin']:.0%} {what}) - {units.bytes_text(outside)} {held} "
-            f"- {units.bytes_text(high)} {'reserved' if plan.cluster['kind'] == 'cuda' else 'allocated'} = {units.bytes_text(usable - outside - high)}")
+    room = (
+        f"{units.bytes_text(usable)} ({1 - plan.workload['margin']:.0%} {what}) - {units.bytes_text(outside)} {held} "
+        f"- {units.bytes_text(high)} {'reserved' if plan.cluster['kind'] == 'cuda' else 'allocated'} = {units.bytes_text(usable - outside - high)}"
+    )
     lines = _wrapped("chosen", f"{details}: {best.why}")
     lines += _wrapped("peak", f"{_PHASE[best.peak_phase]}: " + ", ".join(parts) + f" {unit}; " + ", ".join(others))
     lines += _wrapped("room", room)
     lines += [f"{'levers' if index == 0 else '':<8}{text}" for index, text in enumerate(_levers(plan, size, unit))]
     lines += _wrapped("", "levers are differences between computed layouts, a step each (derived)")
-    return lines + _wrapped("disk", f"{units.bytes_text(best.disk_bytes)} a checkpoint; export {units.bytes_text(4 * plan.model['num_params'])} in fp32")
+    return lines + _wrapped(
+        "disk",
+        f"{units.bytes_text(best.disk_bytes)} a checkpoint; export {units.bytes_text(4 * plan.model['num_params'])} in fp32",
+    )
 
 
 def _levers(plan: Plan, size: int, unit: str) -> list[str]:
@@ -268,8 +351,12 @@ def _levers(plan: Plan, size: int, unit: str) -> list[str]:
     model_flops = 6.0 * plan.model["num_params"] * tokens
     out = []
     changes: list[tuple[str, dict[str, Any]]] = [
-        ("activation_checkpointing", {"activation_checkpointing": "full" if layout.activation_checkpointing == "none" else "none"}),
-        ("grad_sync", {"grad_sync": "last" if layout.grad_sync == "each" else "each"})]
+        (
+            "activation_checkpointing",
+            {"activation_checkpointing": "full" if layout.activation_checkpointing == "none" else "none"},
+        ),
+        ("grad_sync", {"grad_sync": "last" if layout.grad_sync == "each" else "each"}),
+    ]
     smaller = max((c.layout.micro_batch for c in plan.candidates if c.layout.micro_batch < layout.micro_batch), default=None)
     if smaller:
         changes.append(("micro_batch", {"micro_batch": smaller, "grad_accum": layout.micro_batch * layout.grad_accum // smaller}))
@@ -279,8 +366,12 @@ def _levers(plan: Plan, size: int, unit: str) -> list[str]:
             continue
         flops = (other.recomputed_flops - best.recomputed_flops) / model_flops
         moved = other.moved_bytes - best.moved_bytes
-        extra = (f", {flops:+.0%} FLOPs" if flops else "") + (f", {'-' if moved < 0 else '+'}{units.bytes_text(abs(moved))} moved" if moved else "")
-        out.append(f"{f'{key}={change[key]}':<29} {(other.peak_allocated_bytes - best.peak_allocated_bytes) / size:+8.1f} {unit}{extra}")
+        extra = (f", {flops:+.0%} FLOPs" if flops else "") + (
+            f", {'-' if moved < 0 else '+'}{units.bytes_text(abs(moved))} moved" if moved else ""
+        )
+        out.append(
+            f"{f'{key}={change[key]}':<29} {(other.peak_allocated_bytes - best.peak_allocated_bytes) / size:+8.1f} {unit}{extra}"
+        )
     return out
 
 

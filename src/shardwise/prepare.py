@@ -51,20 +51,47 @@ def prepare(request: Request, say: Callable[[str], None]) -> Ready:
     plan = _plan(request, run_dir, source, model, cluster)  # before the data: what cannot fit is said before hours of tokenising
     say(planner.plan_text(plan))
     cache = data.cache_folder(config.data)
-    tokenizer, tokenizer_dir = data.load_tokenizer(config.tokenizer, Path(source.folder) if source.folder else None, config.data, cache,
-                                                   config.trust_remote_code, where=run.where)
-    prepared = data.prepare(config.data, tokenizer, vocab_size=getattr(limits, "vocab_size", len(tokenizer)),
-                            max_positions=max_positions, seed=config.seed, where=run.where, progress=say)
+    tokenizer, tokenizer_dir = data.load_tokenizer(
+        config.tokenizer,
+        Path(source.folder) if source.folder else None,
+        config.data,
+        cache,
+        config.trust_remote_code,
+        where=run.where,
+    )
+    prepared = data.prepare(
+        config.data,
+        tokenizer,
+        vocab_size=getattr(limits, "vocab_size", len(tokenizer)),
+        max_positions=max_positions,
+        seed=config.seed,
+        where=run.where,
+        progress=say,
+    )
     layout = plan.chosen.layout
     if resume_from is None:
         RunDir.create(run_dir, run.text_with_overrides(), plan.to_json())
         _keep_model_and_tokenizer(run_dir, source, model, tokenizer_dir)
     order = Order([s.num_rows for s in prepared.train.sets], prepared.train.weights, config.seed, config.global_batch)
-    job = Job(config=config, layout=layout, source=source, data_folder=prepared.folder, run_dir=run_dir, device_type=cluster.kind,
-              stored_bytes=plan.chosen.rows["params_sharded"], resume_from=resume_from)
+    job = Job(
+        config=config,
+        layout=layout,
+        source=source,
+        data_folder=prepared.folder,
+        run_dir=run_dir,
+        device_type=cluster.kind,
+        stored_bytes=plan.chosen.rows["params_sharded"],
+        resume_from=resume_from,
+    )
     previews = [data.preview(prepared, tokenizer, row) for row in range(min(config.data.show, prepared.train.num_rows))]
-    return Ready(job, plan, "\n\n".join(previews), _data_text(prepared, config, order),
-                 total_steps(config, order.steps_per_epoch), int(resume_from.name.removeprefix("step-")) if resume_from else 0)
+    return Ready(
+        job,
+        plan,
+        "\n\n".join(previews),
+        _data_text(prepared, config, order),
+        total_steps(config, order.steps_per_epoch),
+        int(resume_from.name.removeprefix("step-")) if resume_from else 0,
+    )
 
 
 def _cluster(request: Request) -> Cluster:
@@ -78,15 +105,30 @@ def _cluster(request: Request) -> Cluster:
     world = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else None
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world or 0)) or None
     if world is None and asked.nodes > 1:
-        raise UsageError(f"{asked.nodes} nodes need a launcher on each of them", where=where("cluster.nodes"),
-                         why="shardwise starts the workers of one machine by itself",
-                         hints=[f"`torchrun --nnodes {asked.nodes} -m shardwise train ...` on each", "`--set cluster.nodes=1` trains on this machine"])
+        raise UsageError(
+            f"{asked.nodes} nodes need a launcher on each of them",
+            where=where("cluster.nodes"),
+            why="shardwise starts the workers of one machine by itself",
+            hints=[
+                f"`torchrun --nnodes {asked.nodes} -m shardwise train ...` on each",
+                "`--set cluster.nodes=1` trains on this machine",
+            ],
+        )
     per_node = local or request.workers or asked.gpus_per_node
     visible = torch.cuda.device_count()
     if asked.device not in (None, "cpu") and not visible:
-        raise NotReady(f"no {asked.device} is visible on this machine", where=where("cluster.device"), hints=["`--set cluster.device=cpu` rehearses on CPU"])
-    cluster = make_cluster(nodes=(world or 1) // (local or 1) if world else 1, gpus_per_node=per_node, device=asked.device, memory_gib=asked.memory_gib,
-                           where=where("cluster.device"))
+        raise NotReady(
+            f"no {asked.device} is visible on this machine",
+            where=where("cluster.device"),
+            hints=["`--set cluster.device=cpu` rehearses on CPU"],
+        )
+    cluster = make_cluster(
+        nodes=(world or 1) // (local or 1) if world else 1,
+        gpus_per_node=per_node,
+        device=asked.device,
+        memory_gib=asked.memory_gib,
+        where=where("cluster.device"),
+    )
     check_devices(cluster, visible)
     return cluster
 
@@ -97,16 +139,19 @@ def _plan(request: Request, run_dir: Path, source: ModelSource, model: torch.nn.
         return _read_plan(request.plan_file, request.run.config, cluster)
     if request.resume is not None:
         stored = Plan.from_json(RunDir.open(run_dir).plan())
-        if stored.chosen.layout.world_size == cluster.world_size and not any(key.startswith("layout") and at.startswith("--set")
-                                                                             for key, at in request.run.sources.items()):
+        if stored.chosen.layout.world_size == cluster.world_size and not any(
+            key.startswith("layout") and at.startswith("--set") for key, at in request.run.sources.items()
+        ):
             return stored
     return planner.make_plan(request.run, model, units(model), name=source.name, cluster=cluster)
 
 
 def _data_text(prepared: Prepared, config: RunConfig, order: Order) -> str:
     stats = [s.stats for s in prepared.train.sets]
-    return f"{sum(s.num_documents for s in stats):,} documents in {prepared.train.num_rows:,} rows of {config.data.seq_len}, " \
+    return (
+        f"{sum(s.num_documents for s in stats):,} documents in {prepared.train.num_rows:,} rows of {config.data.seq_len}, "
         f"{order.steps_per_epoch:,} steps an epoch"
+    )
 
 
 def _read_plan(path: Path, config: RunConfig, cluster: Cluster) -> Plan:
@@ -116,27 +161,31 @@ def _read_plan(path: Path, config: RunConfig, cluster: Cluster) -> Plan:
     except FileNotFoundError as error:
         raise OnDisk(f"plan `{path}` does not exist", where="`--plan`", hints=["leave `--plan` out to plan now"]) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise OnDisk(f"`{path}` is no plan of this version of shardwise: {error}", where="`--plan`", hints=["leave `--plan` out to plan now"]) from error
+        raise OnDisk(
+            f"`{path}` is no plan of this version of shardwise: {error}",
+            where="`--plan`",
+            hints=["leave `--plan` out to plan now"],
+        ) from error
     layout = plan.chosen.layout
     if layout.world_size != cluster.world_size:
-        raise UsageError(f"the plan is for {layout.world_size} ranks, this run has {cluster.world_size}", where=f"`--plan {path}`",
-                         hints=[f"`--workers {layout.world_size}`", "leave `--plan` out to plan for this machine"])
+        raise UsageError(
+            f"the plan is for {layout.world_size} ranks, this run has {cluster.world_size}",
+            where=f"`--plan {path}`",
+            hints=[f"`--workers {layout.world_size}`", "leave `--plan` out to plan for this machine"],
+        )
     rows = layout.micro_batch * layout.grad_accum * layout.world_size
     if rows != config.global_batch:
-        raise UsageError(f"the plan makes steps of {rows} sequences, `global_batch` is {config.global_batch}", where=f"`--plan {path}`",
-                         hints=[f"`--set global_batch={rows}`", "leave `--plan` out to plan for this run file"])
+        raise UsageError(
+            f"the plan makes steps of {rows} sequences, `global_batch` is {config.global_batch}",
+            where=f"`--plan {path}`",
+            hints=[f"`--set global_batch={rows}`", "leave `--plan` out to plan for this run file"],
+        )
     return plan
 
 
 def _checkpoint_of(run_dir: Path, step: int | None) -> Path:
     """The checkpoint folder to resume from."""
-    folder = RunDir.open(run_dir).checkpoints
-    whole = checkpoint.steps(folder)
-    if not whole or (step is not None and step not in whole):
-        raise OnDisk(f"`{run_dir}` has no whole checkpoint" + (f" of step {step}" if step is not None else ""), where="`--resume`",
-                     why=f"whole ones are of steps {', '.join(map(str, whole))}" if whole else "it ended before its first save",
-                     hints=[f"`--resume {run_dir}@{whole[-1]}`"] if whole else [f"start again: `shardwise train {run_dir}/config.yaml --set run_dir=NEW`"])
-    return checkpoint.folder_of(folder, whole[-1] if step is None else step)
+    return checkpoint.find(RunDir.open(run_dir).checkpoints, step)
 
 
 def _keep_model_and_tokenizer(run_dir: Path, source: ModelSource, model: Any, tokenizer_dir: Path) -> None:
@@ -149,9 +198,17 @@ def _keep_model_and_tokenizer(run_dir: Path, source: ModelSource, model: Any, to
         plain.save_pretrained(target)
     if source.folder and (Path(source.folder) / "generation_config.json").is_file():
         shutil.copy(Path(source.folder) / "generation_config.json", target)
-    shutil.copytree(tokenizer_dir, run_dir / "tokenizer", ignore=lambda folder, names: [
-        n for n in names if not n.endswith((".json", ".model", ".jinja", ".txt", ".tiktoken")) or n in ("config.json", "generation_config.json")
-        or n.endswith(".index.json")])
+    shutil.copytree(
+        tokenizer_dir,
+        run_dir / "tokenizer",
+        ignore=lambda folder, names: [
+            n
+            for n in names
+            if not n.endswith((".json", ".model", ".jinja", ".txt", ".tiktoken"))
+            or n in ("config.json", "generation_config.json")
+            or n.endswith(".index.json")
+        ],
+    )
 
 
 def check_devices(cluster: Cluster, visible: int) -> None:
@@ -161,6 +218,9 @@ def check_devices(cluster: Cluster, visible: int) -> None:
         NotReady: ``cluster`` asks for more CUDA devices than are visible.
     """
     if cluster.kind == "cuda" and cluster.gpus_per_node > visible:
-        raise NotReady(f"{cluster.gpus_per_node} workers were asked for, {visible} GPU{'s are' if visible != 1 else ' is'} visible",
-                       where="`cluster.gpus_per_node` or `--workers`", why="two ranks on one GPU deadlock in NCCL",
-                       hints=[f"`--workers {max(1, visible)}`", "`echo $CUDA_VISIBLE_DEVICES` shows what hides the others"])
+        raise NotReady(
+            f"{cluster.gpus_per_node} workers were asked for, {visible} GPU{'s are' if visible != 1 else ' is'} visible",
+            where="`cluster.gpus_per_node` or `--workers`",
+            why="two ranks on one GPU deadlock in NCCL",
+            hints=[f"`--workers {max(1, visible)}`", "`echo $CUDA_VISIBLE_DEVICES` shows what hides the others"],
+        )

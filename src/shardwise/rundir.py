@@ -1,12 +1,12 @@
 """A run as a folder, readable while it runs.
 
-    config.yaml     the run file, overrides written in
-    plan.json       the plan that is obeyed
-    metrics.jsonl   one JSON object a step, and one an evaluation
-    events.jsonl    started, checkpoint, failed, ended: with time
-    model/          config of the model, for the export
-    tokenizer/      files of the tokenizer
-    checkpoints/    step-N, whole ones only
+config.yaml     the run file, overrides written in
+plan.json       the plan that is obeyed
+metrics.jsonl   one JSON object a step, and one an evaluation
+events.jsonl    started, checkpoint, failed, ended: with time
+model/          config of the model, for the export
+tokenizer/      files of the tokenizer
+checkpoints/    step-N, whole ones only
 """
 
 from __future__ import annotations
@@ -35,9 +35,15 @@ class RunDir:
         """
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
             is_run = (path / "config.yaml").is_file()
-            raise OnDisk(f"run folder `{path}` exists", where="`run_dir`", why="a run never writes over another",
-                         hints=[*([f"`shardwise train --resume {path}` goes on with it"] if is_run else []),
-                                f"`--set run_dir={_free_name(path)}` starts a new one"])
+            raise OnDisk(
+                f"run folder `{path}` exists",
+                where="`run_dir`",
+                why="a run never writes over another",
+                hints=[
+                    *([f"`shardwise train --resume {path}` goes on with it"] if is_run else []),
+                    f"`--set run_dir={_free_name(path)}` starts a new one",
+                ],
+            )
 
     @classmethod
     def create(cls, path: Path, config_text: str, plan: dict[str, Any]) -> RunDir:
@@ -53,7 +59,11 @@ class RunDir:
             (path / "plan.json").write_text(json.dumps(plan, indent=1) + "\n", "utf-8")
             (path / "config.yaml").write_text(config_text, "utf-8")  # last: it makes the folder a run
         except OSError as error:
-            raise OnDisk(f"run folder `{path}` cannot be made: {error.strerror}", where="`run_dir`", hints=["`--set run_dir=FOLDER` elsewhere"]) from error
+            raise OnDisk(
+                f"run folder `{path}` cannot be made: {error.strerror}",
+                where="`run_dir`",
+                hints=["`--set run_dir=FOLDER` elsewhere"],
+            ) from error
         return run
 
     @classmethod

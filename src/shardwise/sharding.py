@@ -59,8 +59,12 @@ def shard(model: nn.Module, units: tuple[Unit, ...], layout: Layout, mesh: Devic
     reshard = layout.strategy == "full_shard"
     for unit in units:
         modules = [model.get_submodule(name) for name in unit.modules]
-        fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, mp_policy=policy,
-                    reshard_after_forward=reshard and unit.kind in ("block", "embedding"))
+        fully_shard(
+            modules if len(modules) > 1 else modules[0],
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=reshard and unit.kind in ("block", "embedding"),
+        )
     # The root is needed first in backward: resharding it would gather it twice.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     register_fsdp_forward_method(model, "token_loss")
@@ -74,7 +78,9 @@ def _recompute(block: nn.Module) -> None:
 
 def materialise(model: nn.Module, device: torch.device) -> None:
     """Allocate this rank's shards on ``device`` and move the buffers there with their values; parameters stay uninitialised."""
-    buffers = [(module, key, buffer) for module in model.modules() for key, buffer in module._buffers.items() if buffer is not None]
+    buffers = [
+        (module, key, buffer) for module in model.modules() for key, buffer in module._buffers.items() if buffer is not None
+    ]
     model.to_empty(device=device)
     for module, key, buffer in buffers:
         module._buffers[key] = buffer.to(device)

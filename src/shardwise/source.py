@@ -86,36 +86,56 @@ def resolve(model: Any, *, trust_remote_code: bool = False, where: str = "") -> 
     found = find_shape(shape)
     if found is None:
         close = nearest(shape, shapes())
-        raise UsageError(f"`{shape}` is none of the {len(shapes())} shapes that ship with shardwise", where=where,
-                         why=f"the nearest is `{close}`" if close else "no shape has a similar name",
-                         hints=[f"`model: {{shape: {close or 'llama-3.1-8b'}}}`",
-                                "`model: {shape: {model_type: llama, hidden_size: 512, ...}}`"])
+        raise UsageError(
+            f"`{shape}` is none of the {len(shapes())} shapes that ship with shardwise",
+            where=where,
+            why=f"the nearest is `{close}`" if close else "no shape has a similar name",
+            hints=[
+                f"`model: {{shape: {close or 'llama-3.1-8b'}}}`",
+                "`model: {shape: {model_type: llama, hidden_size: 512, ...}}`",
+            ],
+        )
     name, entry = found
     return ModelSource("shape", name, config={"model_type": entry["model_type"], **entry["config"]})
 
 
 def _from_folder(folder: Path, name: str, trust_remote_code: bool, where: str) -> ModelSource:
     if not (folder / "config.json").is_file():
-        raise OnDisk(f"`{name}` is a folder without `config.json`", where=where,
-                     why="a model folder holds config.json and *.safetensors as `save_pretrained` writes them",
-                     hints=["give the folder that `save_pretrained` or `shardwise export` wrote"])
+        raise OnDisk(
+            f"`{name}` is a folder without `config.json`",
+            where=where,
+            why="a model folder holds config.json and *.safetensors as `save_pretrained` writes them",
+            hints=["give the folder that `save_pretrained` or `shardwise export` wrote"],
+        )
     return ModelSource("weights", name, folder=str(folder.absolute()), trust_remote_code=trust_remote_code)
 
 
 def _no_such_model(model: str, where: str) -> UsageError | OnDisk:
     if model.startswith(("/", ".", "~")):
-        return OnDisk(f"model folder `{model}` does not exist", where=where, hints=["give the folder that `save_pretrained` wrote"])
+        return OnDisk(
+            f"model folder `{model}` does not exist", where=where, hints=["give the folder that `save_pretrained` wrote"]
+        )
     found = find_shape(model)
     if found:
-        return UsageError(f"`{model}` is the name of a shape, not of trained weights", where=where,
-                          why="a folder or a hub id has trained weights, a shape has random ones",
-                          hints=[f"`--set model.shape={model}` trains it from random weights",
-                                 "`--set model=ORG/NAME` or a folder starts from trained weights"])
+        return UsageError(
+            f"`{model}` is the name of a shape, not of trained weights",
+            where=where,
+            why="a folder or a hub id has trained weights, a shape has random ones",
+            hints=[
+                f"`--set model.shape={model}` trains it from random weights",
+                "`--set model=ORG/NAME` or a folder starts from trained weights",
+            ],
+        )
     close = nearest(model, shapes())
-    return UsageError(f"`{model}` is no folder here and no hub id", where=where,
-                      why="a hub id is written ORG/NAME" + (f"; the nearest shape is `{close}`" if close else ""),
-                      hints=[*([f"`--set model.shape={close}` trains it from random weights"] if close else []),
-                             "`--set model=ORG/NAME` or a folder starts from trained weights"])
+    return UsageError(
+        f"`{model}` is no folder here and no hub id",
+        where=where,
+        why="a hub id is written ORG/NAME" + (f"; the nearest shape is `{close}`" if close else ""),
+        hints=[
+            *([f"`--set model.shape={close}` trains it from random weights"] if close else []),
+            "`--set model=ORG/NAME` or a folder starts from trained weights",
+        ],
+    )
 
 
 def _fetch(hub_id: str, where: str) -> Path:
@@ -130,7 +150,13 @@ def _fetch(hub_id: str, where: str) -> Path:
         return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES, local_files_only=not hub_answers()))
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
-        raise NotReady(f"hub id `{hub_id}` cannot be fetched\n       and is not in the local cache", where=where, why=textwrap.fill(reason, 68),
-                       hints=["`--set model=FOLDER` with config.json and *.safetensors in it",
-                              f"with a network: `hf download {hub_id}`",
-                              "`--set model.shape=NAME` takes random weights of a known shape"]) from error
+        raise NotReady(
+            f"hub id `{hub_id}` cannot be fetched\n       and is not in the local cache",
+            where=where,
+            why=textwrap.fill(reason, 68),
+            hints=[
+                "`--set model=FOLDER` with config.json and *.safetensors in it",
+                f"with a network: `hf download {hub_id}`",
+                "`--set model.shape=NAME` takes random weights of a known shape",
+            ],
+        ) from error

@@ -15,8 +15,22 @@ from typing import Any, Literal
 from . import hardware
 from .errors import UsageError, nearest
 
-ROWS = ("params_sharded", "grads_sharded", "optimizer_state", "params_unsharded", "grads_unsharded", "all_gather_buffers",
-        "reduce_scatter_buffers", "gloo_staging", "activations", "attention_masks", "loss_and_head", "inputs", "temporaries", "unexplained")
+ROWS = (
+    "params_sharded",
+    "grads_sharded",
+    "optimizer_state",
+    "params_unsharded",
+    "grads_unsharded",
+    "all_gather_buffers",
+    "reduce_scatter_buffers",
+    "gloo_staging",
+    "activations",
+    "attention_masks",
+    "loss_and_head",
+    "inputs",
+    "temporaries",
+    "unexplained",
+)
 BYTES = {"fp32": 4, "bf16": 2}
 UnitKind = Literal["block", "embedding", "head", "embedding+head", "root"]
 
@@ -53,8 +67,14 @@ class Cluster:
         return Cluster(**{key: value for key, value in record.items() if key != "world_size"})
 
 
-def make_cluster(*, nodes: int = 1, gpus_per_node: int | None = None, device: str | None = None, memory_gib: float | None = None,
-                 where: str = "`cluster`") -> Cluster:
+def make_cluster(
+    *,
+    nodes: int = 1,
+    gpus_per_node: int | None = None,
+    device: str | None = None,
+    memory_gib: float | None = None,
+    where: str = "`cluster`",
+) -> Cluster:
     """The cluster a run file or flags describe; what is None is read from this machine.
 
     Args:
@@ -73,9 +93,12 @@ def make_cluster(*, nodes: int = 1, gpus_per_node: int | None = None, device: st
         if match is None:
             begins = [name for name in hardware.DEVICES if name.startswith(device.lower())]
             close = " or ".join(begins) or nearest(device, hardware.DEVICES)
-            raise UsageError(f"`{device}` is none of the {len(hardware.DEVICES)} devices shardwise knows", where=where,
-                             lines=[("known", "cpu, " + ",\n".join(", ".join(names) for names in _chunks(sorted(hardware.DEVICES), 4)))],
-                             hints=[f"`--device {close}`"] if close else [f"`--set cluster.memory_gib={80}` describes any other card"])
+            raise UsageError(
+                f"`{device}` is none of the {len(hardware.DEVICES)} devices shardwise knows",
+                where=where,
+                lines=[("known", "cpu, " + ",\n".join(", ".join(names) for names in _chunks(sorted(hardware.DEVICES), 4)))],
+                hints=[f"`--device {close}`"] if close else [f"`--set cluster.memory_gib={80}` describes any other card"],
+            )
         kind, name, workers = "cuda", match, 8
     ranks = gpus_per_node or workers
     if memory_gib is not None:
@@ -84,13 +107,15 @@ def make_cluster(*, nodes: int = 1, gpus_per_node: int | None = None, device: st
         assert here is not None, "a CPU cluster is this machine"
         total, source = here.memory_bytes // ranks, here.source + f", shared by {ranks} ranks"
     else:
-        total, source = hardware.DEVICES[name].total_bytes if here is None else here.memory_bytes, \
-            hardware.DEVICES[name].source if here is None else here.source
+        total, source = (
+            hardware.DEVICES[name].total_bytes if here is None else here.memory_bytes,
+            hardware.DEVICES[name].source if here is None else here.source,
+        )
     return Cluster(nodes, ranks, name, kind, total, hardware.OUTSIDE_BYTES[kind], source)
 
 
 def _chunks(names: list[str], size: int) -> list[list[str]]:
-    return [names[at:at + size] for at in range(0, len(names), size)]
+    return [names[at : at + size] for at in range(0, len(names), size)]
 
 
 @dataclass(frozen=True)
@@ -162,8 +187,11 @@ class Trace:
     kernel_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        return {"units": list(self.units), "points": [[p.event, p.unit, p.live, p.peak] for p in self.points],
-                "kernel_bytes": self.kernel_bytes}
+        return {
+            "units": list(self.units),
+            "points": [[p.event, p.unit, p.live, p.peak] for p in self.points],
+            "kernel_bytes": self.kernel_bytes,
+        }
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> Trace:

@@ -50,10 +50,16 @@ def run_here(request: Request, on_ready: Callable[[Ready], None], listen: Listen
         Interrupted: Ctrl-C; the workers are gone.
     """
     preload_meter(meter.cache_folder())
-    ready: Ready = _watched(Ranks(_prepare, 1, (request,), group=False, describe=describe, threads=threads_per_rank(1)), listen, request, None)[0]
+    ready: Ready = _watched(
+        Ranks(_prepare, 1, (request,), group=False, describe=describe, threads=threads_per_rank(1)), listen, request, None
+    )[0]
     on_ready(ready)
     run = RunDir.open(ready.job.run_dir)
-    run.event("started", world_size=ready.job.layout.world_size, resumed_from=str(ready.job.resume_from) if ready.job.resume_from else None)
+    run.event(
+        "started",
+        world_size=ready.job.layout.world_size,
+        resumed_from=str(ready.job.resume_from) if ready.job.resume_from else None,
+    )
     ranks = Ranks(_train, ready.job.layout.world_size, (ready.job,), describe=describe, device_type=ready.job.device_type)
     listen({"kind": "ranks", "ranks": ranks.world_size, "threads": ranks.threads})
     summary: dict[str, Any] = _watched(ranks, listen, request, run)[0]
@@ -162,7 +168,7 @@ def _exec_measured() -> None:
     os.environ["SHARDWISE_EXECED"] = "1"
     if int(os.environ.get("LOCAL_RANK", "0")) != 0:
         deadline = time.monotonic() + 10  # local rank 0 compiles; the library appears whole, by rename
-        while time.monotonic() < deadline and meter.livebytes_path(meter.cache_folder()) is None:
+        while time.monotonic() < deadline and not meter.livebytes_path(meter.cache_folder()).is_file():
             time.sleep(0.05)
     before = os.environ.get("LD_PRELOAD")
     preload_meter(meter.cache_folder())

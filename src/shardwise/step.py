@@ -45,7 +45,7 @@ def rows_of(step_ids: Iterable[int], rank: int, world_size: int, micro_batch: in
     Micro-batch m of rank r takes places ``(m * world_size + r) * micro_batch`` onwards, so that the ranks together read the global batch in order.
     """
     ids, stride = [int(i) for i in step_ids], world_size * micro_batch
-    return [ids[start + rank * micro_batch:start + (rank + 1) * micro_batch] for start in range(0, len(ids), stride)]
+    return [ids[start + rank * micro_batch : start + (rank + 1) * micro_batch] for start in range(0, len(ids), stride)]
 
 
 def to_device(batch: Batch, device: torch.device) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], attention.Borders]:
@@ -56,7 +56,9 @@ def to_device(batch: Batch, device: torch.device) -> tuple[tuple[torch.Tensor, t
     return (moved[0], moved[1], moved[2]), docs
 
 
-def accumulate(model: Any, data: Mixture, rows: list[list[int]], global_tokens: int, grad_sync: str, device: torch.device) -> torch.Tensor:
+def accumulate(
+    model: Any, data: Mixture, rows: list[list[int]], global_tokens: int, grad_sync: str, device: torch.device
+) -> torch.Tensor:
     """Forward and backward of every micro-batch; gradients end up averaged over ranks such that they are those of the step's mean loss.
 
     FSDP divides the summed gradients by the world size, so the loss is multiplied by it: ``loss_sum * world / global_tokens``.
@@ -82,8 +84,16 @@ def accumulate(model: Any, data: Mixture, rows: list[list[int]], global_tokens: 
     return total
 
 
-def reduce_and_check(params: Sequence[torch.Tensor], loss_sum: torch.Tensor, global_tokens: int, wants_stop: bool, *, step: int,
-                     rows: list[list[int]], find_rank: Callable[[], str]) -> StepResult:
+def reduce_and_check(
+    params: Sequence[torch.Tensor],
+    loss_sum: torch.Tensor,
+    global_tokens: int,
+    wants_stop: bool,
+    *,
+    step: int,
+    rows: list[list[int]],
+    find_rank: Callable[[], str],
+) -> StepResult:
     """One all-reduce of norm, losses and stop flag, and a refusal of what is not finite, before it reaches the weights.
 
     Args:
@@ -108,7 +118,9 @@ def reduce_and_check(params: Sequence[torch.Tensor], loss_sum: torch.Tensor, glo
     return StepResult(sum(losses) / max(1, global_tokens), norm, stop > 0)
 
 
-def _not_finite(step: int, losses: list[float], norm: float, bad: list[int], rows: list[list[int]], find_rank: Callable[[], str]) -> NotFinite:
+def _not_finite(
+    step: int, losses: list[float], norm: float, bad: list[int], rows: list[list[int]], find_rank: Callable[[], str]
+) -> NotFinite:
     everyone: list[list[list[int]]] = [[] for _ in losses]
     dist.all_gather_object(everyone, rows)
     if bad:
@@ -118,9 +130,16 @@ def _not_finite(step: int, losses: list[float], norm: float, bad: list[int], row
     else:
         what = f"gradient norm is {norm} in step {step}, every loss is finite"
         facts = [("began", find_rank())]
-    return NotFinite(what, lines=facts, why="the update was not made: the weights are those before this step, and\nnothing of it was saved",
-                     hints=["`shardwise train --resume RUN --set optimizer.lr=...` goes on with a lower\n      learning rate from the last checkpoint",
-                            "`--set data.show=8` shows what rows hold"], common=True)
+    return NotFinite(
+        what,
+        lines=facts,
+        why="the update was not made: the weights are those before this step, and\nnothing of it was saved",
+        hints=[
+            "`shardwise train --resume RUN --set optimizer.lr=...` goes on with a lower\n      learning rate from the last checkpoint",
+            "`--set data.show=8` shows what rows hold",
+        ],
+        common=True,
+    )
 
 
 def evaluate(model: Any, data: PackedSet, micro_batch: int, device: torch.device) -> float:
@@ -158,6 +177,7 @@ def find_not_finite(model: nn.Module, blocks: Sequence[str], again: Callable[[],
         def hook(module: nn.Module, grad_input: Any, grad_output: Any) -> None:
             if not seen and any(g is not None and not torch.isfinite(g).all() for g in grad_output):
                 seen.append(name)
+
         return hook
 
     handles = [model.get_submodule(name).register_full_backward_hook(watch(name)) for name in blocks]

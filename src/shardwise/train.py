@@ -53,7 +53,9 @@ class Trainer:
         self.device = torch.device("cuda", torch.cuda.current_device()) if job.device_type == "cuda" else torch.device("cpu")
         self.run = RunDir.open(job.run_dir)
         self.data: Prepared = open_prepared(job.data_folder)
-        self.order = Order([data.num_rows for data in self.data.train.sets], self.data.train.weights, self.config.seed, self.config.global_batch)
+        self.order = Order(
+            [data.num_rows for data in self.data.train.sets], self.data.train.weights, self.config.seed, self.config.global_batch
+        )
         self.total_steps = total_steps(self.config, self.order.steps_per_epoch)
         self.progress = Progress()
         self._stop = False
@@ -65,11 +67,21 @@ class Trainer:
         self.params = [param for param in self.model.parameters() if param.requires_grad]
         self.optimizer = optim.make_optimizer(self.model, self.config.optimizer)
         self._tensorboard = self._open_tensorboard()
-        torch.manual_seed(self.config.seed * 1_000_003 + self.rank)  # dropout differs by rank; data order never asks this generator
+        torch.manual_seed(
+            self.config.seed * 1_000_003 + self.rank
+        )  # dropout differs by rank; data order never asks this generator
 
     def _build(self) -> tuple[nn.Module, tuple[Unit, ...]]:
         self._say("building the model")
         model = build(self.job.source, attention_path=self.layout.attention, chunk_tokens=self.layout.loss_chunk_tokens)
+        if self.layout.param_dtype == "fp32":
+            products = {
+                (param.shape[0], param.shape[1])
+                for module in model.modules()
+                if isinstance(module, nn.Linear)
+                for param in [module.weight]
+            }
+            self.meter.warm(products, self.layout.micro_batch * self.config.data.seq_len)
         self.meter.start()  # here: building allocates no weights, but imports the model's code
         found = units(model)
         sharding.shard(model, found, self.layout, sharding.make_mesh(self.layout, self.job.device_type))
@@ -82,8 +94,11 @@ class Trainer:
                 initialise(model, self.config.seed, self.job.source.name)
         stored = sharding.stored_bytes(model)
         if stored != self.job.stored_bytes:
-            raise ShardwiseError(f"rank {self.rank} stores {stored:,} bytes of parameters, the plan says {self.job.stored_bytes:,}",
-                                 why="what runs must be what was planned", hints=["this is a bug of shardwise: please report it with plan.json"])
+            raise ShardwiseError(
+                f"rank {self.rank} stores {stored:,} bytes of parameters, the plan says {self.job.stored_bytes:,}",
+                why="what runs must be what was planned",
+                hints=["this is a bug of shardwise: please report it with plan.json"],
+            )
         return model, found
 
     def _say(self, text: str) -> None:
@@ -132,8 +147,15 @@ class Trainer:
         optim.set_lr(self.optimizer, lr)
         with self.meter.window("first" if self._steps_here == 0 else "steady"):
             loss_sum = self._accumulate(rows, global_tokens)
-            result = step.reduce_and_check(self.params, loss_sum, global_tokens, self._stop, step=now + 1, rows=rows,
-                                           find_rank=lambda: self._find_not_finite(rows, global_tokens))
+            result = step.reduce_and_check(
+                self.params,
+                loss_sum,
+                global_tokens,
+                self._stop,
+                step=now + 1,
+                rows=rows,
+                find_rank=lambda: self._find_not_finite(rows, global_tokens),
+            )
             clip = self.config.optimizer.clip
             if clip is not None and result.grad_norm > clip:
                 optim.scale_gradients(self.params, clip / (result.grad_norm + 1e-6))
@@ -165,9 +187,18 @@ class Trainer:
         progress = self.progress
         rate = self._rate() or tokens / step_s
         left = (self.total_steps - progress.step) * tokens / rate
-        record = {"step": progress.step, "loss": result.loss, "grad_norm": result.grad_norm, "lr": lr, "tokens": tokens, "trained_tokens": trained,
-                  "step_s": step_s, "tokens_per_s": tokens / step_s, "epoch": (progress.step - 1) // self.order.steps_per_epoch,
-                  "peak_allocated_bytes": max((self.meter.peaks.get(name, 0) for name in _TRAINING_WINDOWS), default=0) or None}
+        record = {
+            "step": progress.step,
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "lr": lr,
+            "tokens": tokens,
+            "trained_tokens": trained,
+            "step_s": step_s,
+            "tokens_per_s": tokens / step_s,
+            "epoch": (progress.step - 1) // self.order.steps_per_epoch,
+            "peak_allocated_bytes": max((self.meter.peaks.get(name, 0) for name in _TRAINING_WINDOWS), default=0) or None,
+        }
         self.run.metrics(record)
         self._scalars("train", progress.step, {key: record[key] for key in ("loss", "grad_norm", "lr", "tokens_per_s")})
         self.context.send({"kind": "step", **record, "tokens_per_s": rate, "left_s": left, "total_steps": self.total_steps})
@@ -179,7 +210,10 @@ class Trainer:
             return
         began = time.monotonic()
         with self.meter.window("evaluation"):
-            losses = {name: step.evaluate(self.model, data, self.layout.micro_batch, self.device) for name, data in self.data.validation.items()}
+            losses = {
+                name: step.evaluate(self.model, data, self.layout.micro_batch, self.device)
+                for name, data in self.data.validation.items()
+            }
         progress = self.progress
         progress.validation = losses
         first = next(iter(losses.values()))
@@ -209,13 +243,22 @@ class Trainer:
         if now in checkpoint.steps(self.run.checkpoints):
             return
         began = time.monotonic()
-        state = {"progress": asdict(self.progress), "total_steps": self.total_steps, "data": self.job.data_folder.name,
-                 "source_dtype": source_dtype(self.job.source), "world_size": self.world_size}
+        state = {
+            "progress": asdict(self.progress),
+            "total_steps": self.total_steps,
+            "data": self.job.data_folder.name,
+            "source_dtype": source_dtype(self.job.source),
+            "world_size": self.world_size,
+        }
         with self.meter.window("save"):
             checkpoint.save(self.run.checkpoints, now, self.model, self.optimizer, state)
         if self.rank == 0:
             best = self.progress.best_step
-            checkpoint.prune(self.run.checkpoints, self.config.checkpoint.keep_last, {best} if self.config.checkpoint.keep_best and best else set())
+            checkpoint.prune(
+                self.run.checkpoints,
+                self.config.checkpoint.keep_last,
+                {best} if self.config.checkpoint.keep_best and best else set(),
+            )
             self.run.event("checkpoint", step=now, seconds=time.monotonic() - began)
             self.context.send({"kind": "saved", "step": now})
         dist.barrier()
@@ -223,10 +266,16 @@ class Trainer:
     def _resume(self, folder: Path) -> None:
         state = checkpoint.load(folder, self.model, self.optimizer)
         if state["data"] != self.job.data_folder.name:
-            raise OnDisk(f"the data are not those of the checkpoint: prepared as {self.job.data_folder.name}, saved with {state['data']}",
-                         where=str(folder), why="files, tokenizer, seq_len, format or seed changed, so the order of rows would be another",
-                         hints=["restore the data of the run", "start a new run from its export: `shardwise export RUN OUT`, `--set model=OUT`"],
-                         common=True)
+            raise OnDisk(
+                f"the data are not those of the checkpoint: prepared as {self.job.data_folder.name}, saved with {state['data']}",
+                where=str(folder),
+                why="files, tokenizer, seq_len, format or seed changed, so the order of rows would be another",
+                hints=[
+                    "restore the data of the run",
+                    "start a new run from its export: `shardwise export RUN OUT`, `--set model=OUT`",
+                ],
+                common=True,
+            )
         self.progress = Progress(**state["progress"])
         if not state["rng_restored"]:
             self._say(f"resumed on {self.world_size} ranks from {state['world_size']}: the same batches, another dropout")
@@ -253,11 +302,24 @@ class Trainer:
         everyone: list[dict[str, int]] = [{} for _ in range(self.world_size)]
         dist.all_gather_object(everyone, self.meter.peaks)
         progress = self.progress
-        return {"status": status, "final_loss": progress.last_loss, "validation_loss": next(iter(progress.validation.values()), None),
-                "validation": progress.validation, "untrained_validation_loss": progress.untrained_validation_loss, "steps": progress.step,
-                "total_steps": self.total_steps, "tokens_seen": progress.tokens_seen, "tokens_per_s": self._rate(),
-                "measured_peak_allocated_bytes": [max((peaks.get(name, 0) for name in _TRAINING_WINDOWS), default=0) for peaks in everyone],
-                "measured_peaks": everyone, "measured_how": self.meter.how, "best_step": progress.best_step, "wall_s": time.monotonic() - self._began}
+        return {
+            "status": status,
+            "final_loss": progress.last_loss,
+            "validation_loss": next(iter(progress.validation.values()), None),
+            "validation": progress.validation,
+            "untrained_validation_loss": progress.untrained_validation_loss,
+            "steps": progress.step,
+            "total_steps": self.total_steps,
+            "tokens_seen": progress.tokens_seen,
+            "tokens_per_s": self._rate(),
+            "measured_peak_allocated_bytes": [
+                max((peaks.get(name, 0) for name in _TRAINING_WINDOWS), default=0) for peaks in everyone
+            ],
+            "measured_peaks": everyone,
+            "measured_how": self.meter.how,
+            "best_step": progress.best_step,
+            "wall_s": time.monotonic() - self._began,
+        }
 
 
 def total_steps(config: RunConfig, steps_per_epoch: int) -> int:

@@ -27,8 +27,16 @@ from .errors import LostWorker, NotReady, ShardwiseError
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 _GRACE_S = 3.0  # how long the other ranks may take to tell their own error once one has failed
-_PEER_GONE = ("connection closed by peer", "connection reset by peer", "connection refused", "timed out waiting", "broken pipe",
-              "socket closed", "remote process", "nccl communicator was aborted")
+_PEER_GONE = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "timed out waiting",
+    "broken pipe",
+    "socket closed",
+    "remote process",
+    "nccl communicator was aborted",
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,9 @@ def threads_per_rank(ranks: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
-def init_group(device_type: str, *, rank: int, world_size: int, meeting: str | None, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
+def init_group(
+    device_type: str, *, rank: int, world_size: int, meeting: str | None, timeout_s: float = COLLECTIVE_TIMEOUT_S
+) -> None:
     """Make the default process group: gloo on CPU; NCCL, with gloo beside it for host tensors, on CUDA.
 
     Args:
@@ -70,16 +80,26 @@ def init_group(device_type: str, *, rank: int, world_size: int, meeting: str | N
 
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, init_method=f"file://{meeting}" if meeting else "env://", rank=rank, world_size=world_size,
-                                timeout=timedelta(seconds=timeout_s))
+        dist.init_process_group(
+            backend,
+            init_method=f"file://{meeting}" if meeting else "env://",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
     except (RuntimeError, ValueError) as error:
         text = str(error)
         if "EADDRINUSE" in text or "address already in use" in text.lower():
             port = os.environ.get("MASTER_PORT", "?")
-            raise NotReady(f"port {port} on {os.environ.get('MASTER_ADDR', '?')} is in use, and rank 0 must listen on it",
-                           where="`MASTER_PORT` in the environment of torchrun", why="another job, perhaps an earlier one of this run, holds it",
-                           hints=["`torchrun --standalone ...` takes a free port by itself",
-                                  "`torchrun --master-port 29501 ...` takes another one"]) from error
+            raise NotReady(
+                f"port {port} on {os.environ.get('MASTER_ADDR', '?')} is in use, and rank 0 must listen on it",
+                where="`MASTER_PORT` in the environment of torchrun",
+                why="another job, perhaps an earlier one of this run, holds it",
+                hints=[
+                    "`torchrun --standalone ...` takes a free port by itself",
+                    "`torchrun --master-port 29501 ...` takes another one",
+                ],
+            ) from error
         raise
 
 
@@ -101,9 +121,18 @@ class Ranks:
         describe: Turns a foreign exception into ours, with the rank that met it; runs in the rank.
     """
 
-    def __init__(self, fn: Callable[..., Any], world_size: int, args: Sequence[Any] = (), *, device_type: str = "cpu", group: bool = True,
-                 describe: Callable[[BaseException, int], ShardwiseError] | None = None, timeout_s: float = COLLECTIVE_TIMEOUT_S,
-                 threads: int | None = None) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        world_size: int,
+        args: Sequence[Any] = (),
+        *,
+        device_type: str = "cpu",
+        group: bool = True,
+        describe: Callable[[BaseException, int], ShardwiseError] | None = None,
+        timeout_s: float = COLLECTIVE_TIMEOUT_S,
+        threads: int | None = None,
+    ) -> None:
         if sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: never depend on how its name resolves
         self._folder = tempfile.mkdtemp(prefix="shardwise-")
@@ -118,14 +147,19 @@ class Ranks:
         for rank in range(world_size):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(  # type: ignore[attr-defined]
-                target=_main, args=(fn, rank, world_size, meeting, device_type, self.threads, timeout_s, describe, theirs, tuple(args)),
-                name=f"shardwise-rank-{rank}", daemon=True)
+                target=_main,
+                args=(fn, rank, world_size, meeting, device_type, self.threads, timeout_s, describe, theirs, tuple(args)),
+                name=f"shardwise-rank-{rank}",
+                daemon=True,
+            )
             process.start()
             theirs.close()
             self._pipes[ours] = rank
             self._ranks.append(process)
 
-    def join(self, on_message: Callable[[int, Any], None] = lambda rank, message: None, limit_s: float | None = None) -> list[Any]:
+    def join(
+        self, on_message: Callable[[int, Any], None] = lambda rank, message: None, limit_s: float | None = None
+    ) -> list[Any]:
         """Wait for all ranks; their results in rank order.
 
         Raises:
@@ -174,10 +208,13 @@ class Ranks:
         process.join(1.0)
         code = process.exitcode
         name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        return LostWorker(f"rank {rank} ended without a word: {name}",
-                          why="the kernel's out-of-memory killer sends SIGKILL" if code == -signal.SIGKILL else "",
-                          hints=["`dmesg | tail` tells whether the kernel killed it; fewer ranks or a smaller micro_batch need less memory"]
-                          if code == -signal.SIGKILL else [])
+        return LostWorker(
+            f"rank {rank} ended without a word: {name}",
+            why="the kernel's out-of-memory killer sends SIGKILL" if code == -signal.SIGKILL else "",
+            hints=["`dmesg | tail` tells whether the kernel killed it; fewer ranks or a smaller micro_batch need less memory"]
+            if code == -signal.SIGKILL
+            else [],
+        )
 
     def _first_error(self) -> ShardwiseError:
         """The first error that is not the echo of another rank's end."""
@@ -185,7 +222,10 @@ class Ranks:
         _, rank, error, trace = min(own or self._errors, key=lambda entry: entry[0])
         others = self.world_size - 1
         if others and not error.common:
-            error.lines = (*error.lines, ("others", f"{others} rank{'s' * (others > 1)} stopped because of rank {rank}; no process is left behind"))
+            error.lines = (
+                *error.lines,
+                ("others", f"{others} rank{'s' * (others > 1)} stopped because of rank {rank}; no process is left behind"),
+            )
         error.__cause__ = RuntimeError(trace) if trace else None
         return error
 
@@ -215,14 +255,25 @@ class Ranks:
         return not process.is_alive()
 
 
-def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, limit_s: float = 120.0, timeout_s: float = 20.0,
-              device_type: str = "cpu") -> list[Any]:
+def run_ranks(
+    fn: Callable[..., Any], world_size: int, *args: Any, limit_s: float = 120.0, timeout_s: float = 20.0, device_type: str = "cpu"
+) -> list[Any]:
     """Run ``fn(context, *args)`` on real ranks and return their results in rank order; for tests and benchmarks."""
     return Ranks(fn, world_size, args, timeout_s=timeout_s, device_type=device_type, threads=1).join(limit_s=limit_s)
 
 
-def _main(fn: Callable[..., Any], rank: int, world_size: int, meeting: str | None, device_type: str, threads: int, timeout_s: float,
-          describe: Callable[[BaseException, int], ShardwiseError] | None, pipe: Connection, args: tuple[Any, ...]) -> None:
+def _main(
+    fn: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    meeting: str | None,
+    device_type: str,
+    threads: int,
+    timeout_s: float,
+    describe: Callable[[BaseException, int], ShardwiseError] | None,
+    pipe: Connection,
+    args: tuple[Any, ...],
+) -> None:
     """What a forked rank runs."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the parent decides

@@ -23,7 +23,9 @@ def test_every_shell_block_runs(tmp_path):
     env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
     env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
     for block in blocks("sh"):
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", block], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "runs/guide/checkpoints/step-30").is_dir() and (tmp_path / "runs/guide/export/model.safetensors").is_file()
 
@@ -37,7 +39,10 @@ def test_the_make_targets_named_exist():
 def test_the_tree_names_every_room_and_nothing_else():
     tree = README.split("## The tree")[1]
     named = {name.rstrip("/").removesuffix(".py") for name in re.findall(r"^  ([\w/]+(?:\.py)?)\s", tree, re.M)}
-    there = {p.stem for p in (ROOT / "src/shardwise").iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()} - {"__init__", "__main__"}
+    there = {p.stem for p in (ROOT / "src/shardwise").iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()} - {
+        "__init__",
+        "__main__",
+    }
     assert named == there
 
 

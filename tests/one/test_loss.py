@@ -14,7 +14,14 @@ def plain(hidden, weight, bias, labels):
     return F.cross_entropy(F.linear(hidden, weight, bias).double(), labels, ignore_index=-100, reduction="sum")
 
 
-@given(tokens=st.integers(1, 40), vocab=st.integers(2, 60), chunk=st.integers(1, 50), ignored=st.floats(0, 1), bias=st.booleans(), seed=st.integers(0, 99))
+@given(
+    tokens=st.integers(1, 40),
+    vocab=st.integers(2, 60),
+    chunk=st.integers(1, 50),
+    ignored=st.floats(0, 1),
+    bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
 @settings(max_examples=60, deadline=None)
 def test_value_and_gradients_equal_plain_cross_entropy_in_fp32(tokens, vocab, chunk, ignored, bias, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -47,7 +47,9 @@ print(json.dumps({"kind": measure.kind, "how": measure.how, "level": level, "pea
 
 def ran(code, **changes):
     env = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
-    done = subprocess.run([sys.executable, "-c", code], env={**env, **changes}, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**env, **changes}, capture_output=True, text=True, timeout=120, check=True
+    )
     # torch's log line on the limit of the profiler that `freed` shows.
     assert all("was allocated before the profiling started" in line for line in done.stderr.splitlines()), done.stderr
     return done.stdout

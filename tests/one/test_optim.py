@@ -11,8 +11,12 @@ from shardwise import optim
 from shardwise.config import OptimizerConfig
 
 
-@given(total=st.integers(1, 500), warmup=st.one_of(st.floats(0, 0.99), st.integers(1, 100)), schedule=st.sampled_from(["cosine", "linear", "constant"]),
-       min_lr=st.floats(0, 1))
+@given(
+    total=st.integers(1, 500),
+    warmup=st.one_of(st.floats(0, 0.99), st.integers(1, 100)),
+    schedule=st.sampled_from(["cosine", "linear", "constant"]),
+    min_lr=st.floats(0, 1),
+)
 def test_the_learning_rate_rises_to_lr_then_never_rises_again(total, warmup, schedule, min_lr):
     config = OptimizerConfig(lr=2.0, warmup=warmup, schedule=schedule, min_lr=min_lr)
     rates = [optim.lr_at(config, step, total) for step in range(total)]
@@ -27,7 +31,10 @@ def test_the_learning_rate_rises_to_lr_then_never_rises_again(total, warmup, sch
 def test_matrices_decay_and_vectors_do_not():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
     groups = optim.make_optimizer(model, OptimizerConfig(lr=1e-3, weight_decay=0.5)).param_groups
-    assert [(group["weight_decay"], sorted(p.ndim for p in group["params"])) for group in groups] == [(0.5, [2]), (0.0, [1, 1, 1])]
+    assert [(group["weight_decay"], sorted(p.ndim for p in group["params"])) for group in groups] == [
+        (0.5, [2]),
+        (0.0, [1, 1, 1]),
+    ]
 
 
 def test_the_square_sum_is_the_squared_norm_and_scaling_scales_it():

@@ -30,7 +30,15 @@ MIB = 2**20
 
 
 def cluster(**changes):
-    keys = {"nodes": 1, "gpus_per_node": 2, "device": "cpu", "kind": "cpu", "device_total_bytes": 1024 * MIB, "outside_bytes": 441 * MIB, "source": "test"}
+    keys = {
+        "nodes": 1,
+        "gpus_per_node": 2,
+        "device": "cpu",
+        "kind": "cpu",
+        "device_total_bytes": 1024 * MIB,
+        "outside_bytes": 441 * MIB,
+        "source": "test",
+    }
     return Cluster(**{**keys, **changes})
 
 
@@ -61,25 +69,48 @@ def test_the_schema_is_that_of_the_planners_issue(planned):
     assert record["schema"] == 1
     assert set(record) >= {"model", "cluster", "workload", "chosen", "candidates", "refused", "nearest"}
     assert set(record["model"]) == {"name", "num_params"}
-    assert set(record["chosen"]) >= {"layout", "fits", "missing_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "device_total_bytes", "peak_phase",
-                                     "rows", "phases", "disk_bytes", "why"}
+    assert set(record["chosen"]) >= {
+        "layout",
+        "fits",
+        "missing_bytes",
+        "peak_allocated_bytes",
+        "peak_reserved_bytes",
+        "device_total_bytes",
+        "peak_phase",
+        "rows",
+        "phases",
+        "disk_bytes",
+        "why",
+    }
     assert set(record["chosen"]["rows"]) == set(ROWS) and record["chosen"]["rows"]["unexplained"] == 0
     assert set(record["chosen"]["phases"]) == {"load", "forward", "loss", "backward", "optimizer", "first_step", "save"}
     for candidate in record["candidates"]:
         assert all(size >= 0 for phase in candidate["phases"].values() for size in phase["rows"].values())
-        assert sum(candidate["rows"].values()) == candidate["peak_allocated_bytes"] == max(p["device_bytes"] for p in candidate["phases"].values())
-        assert candidate["peak_reserved_bytes"] == {"low": candidate["peak_allocated_bytes"], "high": candidate["peak_allocated_bytes"]}
+        assert (
+            sum(candidate["rows"].values())
+            == candidate["peak_allocated_bytes"]
+            == max(p["device_bytes"] for p in candidate["phases"].values())
+        )
+        assert candidate["peak_reserved_bytes"] == {
+            "low": candidate["peak_allocated_bytes"],
+            "high": candidate["peak_allocated_bytes"],
+        }
 
 
 def test_a_fixed_layout_is_the_only_candidate(planned):
-    plan = planned("layout.strategy=full_shard", "layout.micro_batch=2", "layout.activation_checkpointing=full", "layout.grad_sync=last")
+    plan = planned(
+        "layout.strategy=full_shard", "layout.micro_batch=2", "layout.activation_checkpointing=full", "layout.grad_sync=last"
+    )
     (only,) = plan.candidates
     assert only == plan.chosen and only.why == "the only layout that agrees with the fixed keys"
     assert (only.layout.micro_batch, only.layout.grad_accum, only.layout.grad_sync) == (2, 4, "last")
 
 
 def test_the_text_fits_80_columns_and_holds_every_strategy_row_by_row(planned):
-    for plan in (planned(), planned(device="h100-80gb", kind="cuda", device_total_bytes=80 * 2**30, outside_bytes=2 * 2**30, nodes=2)):
+    for plan in (
+        planned(),
+        planned(device="h100-80gb", kind="cuda", device_total_bytes=80 * 2**30, outside_bytes=2 * 2**30, nodes=2),
+    ):
         lines = planner.plan_text(plan).splitlines()
         assert max(map(len, lines)) <= 80
         assert sum(line.startswith("> ") for line in lines) == 1
@@ -93,7 +124,11 @@ def test_the_text_fits_80_columns_and_holds_every_strategy_row_by_row(planned):
 
 def test_levers_are_differences_between_candidates(planned):
     plan = planned("layout.strategy=full_shard")
-    other = next(c for c in plan.candidates if c.layout.activation_checkpointing == "full" and c.layout.micro_batch == plan.chosen.layout.micro_batch)
+    other = next(
+        c
+        for c in plan.candidates
+        if c.layout.activation_checkpointing == "full" and c.layout.micro_batch == plan.chosen.layout.micro_batch
+    )
     saved = (other.peak_allocated_bytes - plan.chosen.peak_allocated_bytes) / MIB
     assert f"activation_checkpointing=full {saved:+8.1f} MiB" in planner.plan_text(plan)
 

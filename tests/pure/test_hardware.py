@@ -37,7 +37,9 @@ def test_memory_gib_takes_the_place_of_the_table():
 def test_an_unknown_device_is_refused_with_the_nearest_and_the_list():
     with pytest.raises(UsageError) as caught:
         make_cluster(device="h100", where="`--device h100`")
-    assert caught.value.text() == """\
+    assert (
+        caught.value.text()
+        == """\
 error: `h100` is none of the 12 devices shardwise knows
   known: cpu, a100-40gb, a100-80gb, b200-192gb, h100-80gb,
          h100-96gb, h200-141gb, l40s-48gb, mi300x-192gb,
@@ -45,6 +47,7 @@ error: `h100` is none of the 12 devices shardwise knows
   where: `--device h100`
 
 hint: `--device h100-80gb or h100-96gb`"""
+    )
 
 
 def test_a_cluster_survives_json():

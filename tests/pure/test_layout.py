@@ -8,9 +8,27 @@ from shardwise.layout import CHUNK_BYTES, Layout, chunk_tokens, mesh_of
 
 
 def made(**changes):
-    keys = {"strategy": "full_shard", "wrap": "auto", "world_size": 2, "dp_shard": 2, "dp_replicate": 1, "master_dtype": "fp32", "param_dtype": "bf16",
-            "reduce_dtype": "fp32", "activation_checkpointing": "none", "micro_batch": 2, "grad_accum": 4, "grad_sync": "each", "offload": "none",
-            "loss": "chunked", "loss_chunk_tokens": 512, "optimizer": "adamw", "optimizer_impl": "fused", "attention": "document", "compile": False}
+    keys = {
+        "strategy": "full_shard",
+        "wrap": "auto",
+        "world_size": 2,
+        "dp_shard": 2,
+        "dp_replicate": 1,
+        "master_dtype": "fp32",
+        "param_dtype": "bf16",
+        "reduce_dtype": "fp32",
+        "activation_checkpointing": "none",
+        "micro_batch": 2,
+        "grad_accum": 4,
+        "grad_sync": "each",
+        "offload": "none",
+        "loss": "chunked",
+        "loss_chunk_tokens": 512,
+        "optimizer": "adamw",
+        "optimizer_impl": "fused",
+        "attention": "document",
+        "compile": False,
+    }
     return Layout(**{**keys, **changes})
 
 

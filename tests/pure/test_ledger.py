@@ -20,34 +20,62 @@ def model(blocks, *, vocab=2000):
     block = ((1000, 16),)
     names = [UnitSpec(f"b{i}", "block", block, min(i, 1) if i < blocks - 1 else min(2, blocks - 1)) for i in range(blocks)]
     traced = min(3, blocks)
-    return ModelSpec("m", 0, (UnitSpec("embedding", "embedding", ((vocab, 16),), traced), *names, UnitSpec("head", "head", ((vocab, 16),), traced + 1),
-                              UnitSpec("root", "root", ((16,),), traced + 2)))
+    return ModelSpec(
+        "m",
+        0,
+        (
+            UnitSpec("embedding", "embedding", ((vocab, 16),), traced),
+            *names,
+            UnitSpec("head", "head", ((vocab, 16),), traced + 1),
+            UnitSpec("root", "root", ((16,),), traced + 2),
+        ),
+    )
 
 
 def trace_of(blocks, *, act=0, vocab=2000):
     """A step whose blocks keep ``act`` bytes each and whose gradients are bf16."""
     traced = min(3, blocks)
     embedding, head, root = traced, traced + 1, traced + 2
-    points = [Point("pre_forward", root, {}, {}), Point("pre_forward", embedding, {}, {}), Point("post_forward", embedding, {}, {})]
+    points = [
+        Point("pre_forward", root, {}, {}),
+        Point("pre_forward", embedding, {}, {}),
+        Point("post_forward", embedding, {}, {}),
+    ]
     for i in range(traced):
         before, after = ({"activations": act * n} for n in (i, i + 1))
         points += [Point("pre_forward", i, before, after), Point("post_forward", i, after, after)]
     full = {"activations": act * traced}
     dw = vocab * 16 * 2
-    points += [Point("pre_forward", head, full, full), Point("loss", head, full, full), Point("post_forward", head, full, full),
-               Point("post_forward", root, full, full), Point("pre_backward", head, full, full), Point("pre_backward", root, full, full),
-               Point("post_backward", head, {**full, "grads_unsharded": dw}, full)]
+    points += [
+        Point("pre_forward", head, full, full),
+        Point("loss", head, full, full),
+        Point("post_forward", head, full, full),
+        Point("post_forward", root, full, full),
+        Point("pre_backward", head, full, full),
+        Point("pre_backward", root, full, full),
+        Point("post_backward", head, {**full, "grads_unsharded": dw}, full),
+    ]
     for i in reversed(range(traced)):
         begin, end = {"activations": act * (i + 1)}, {"activations": act * i, "grads_unsharded": G}
-        points += [Point("pre_backward", i, begin, {**begin, "grads_unsharded": G}), Point("post_backward", i, end, {"activations": act * i})]
+        points += [
+            Point("pre_backward", i, begin, {**begin, "grads_unsharded": G}),
+            Point("post_backward", i, end, {"activations": act * i}),
+        ]
     last = {"grads_unsharded": dw + 32}
-    return Trace(tuple(f"t{i}" for i in range(traced + 3)), (*points, Point("pre_backward", embedding, {}, last), Point("final", root, last, last)), 0)
+    return Trace(
+        tuple(f"t{i}" for i in range(traced + 3)),
+        (*points, Point("pre_backward", embedding, {}, last), Point("final", root, last, last)),
+        0,
+    )
 
 
 def buffers(peak):
     """Bytes of FSDP2's own transient buffers at a peak."""
     rows = peak.by_name()
-    return sum(rows.get(name, 0) for name in ("params_unsharded", "grads_unsharded", "all_gather_buffers", "reduce_scatter_buffers", "gloo_staging"))
+    return sum(
+        rows.get(name, 0)
+        for name in ("params_unsharded", "grads_unsharded", "all_gather_buffers", "reduce_scatter_buffers", "gloo_staging")
+    )
 
 
 @given(SHAPES, st.integers(1, 64))
@@ -73,7 +101,9 @@ def test_full_shard_on_cuda_holds_five_units_with_fp32_reduction_and_four_with_b
     steps = ledger.expand(model(8, vocab=16), trace_of(8, vocab=16))
     for reduce_dtype, units in (("fp32", 5), ("bf16", 4)):
         peaks = ledger.phases(model(8, vocab=16), steps, made(world_size=8, dp_shard=8, reduce_dtype=reduce_dtype), "cuda")
-        assert units * G <= buffers(peaks["backward"]) < (units + 0.25) * G  # the rest is the copy-in and the reduced shard, 1/8 each
+        assert (
+            units * G <= buffers(peaks["backward"]) < (units + 0.25) * G
+        )  # the rest is the copy-in and the reduced shard, 1/8 each
 
 
 def test_shard_grad_op_holds_every_unit_whole():
@@ -99,8 +129,11 @@ def test_no_shard_keeps_a_second_full_copy():
 
 
 def test_the_middle_of_a_deep_model_may_be_left_out(monkeypatch):
-    layouts = [made(strategy=s, dp_shard=d, dp_replicate=r, grad_accum=a, grad_sync=y) for s, d, r in
-               (("full_shard", 2, 1), ("shard_grad_op", 2, 1), ("no_shard", 1, 2)) for a, y in ((1, "each"), (3, "each"), (3, "last"))]
+    layouts = [
+        made(strategy=s, dp_shard=d, dp_replicate=r, grad_accum=a, grad_sync=y)
+        for s, d, r in (("full_shard", 2, 1), ("shard_grad_op", 2, 1), ("no_shard", 1, 2))
+        for a, y in ((1, "each"), (3, "each"), (3, "last"))
+    ]
     short = ledger.expand(model(40), trace_of(40, act=777))
     monkeypatch.setattr(ledger_steps, "_KEEP", 100)
     whole = ledger.expand(model(40), trace_of(40, act=777))
@@ -133,9 +166,18 @@ def test_synchronising_last_holds_whole_gradients_in_the_reduce_dtype():
 
 
 def test_moved_bytes_are_those_of_ring_collectives():
-    unit = ModelSpec("m", 1600, (UnitSpec("b", "block", ((100, 16),), 0), UnitSpec("root", "root", ()),))
+    unit = ModelSpec(
+        "m",
+        1600,
+        (
+            UnitSpec("b", "block", ((100, 16),), 0),
+            UnitSpec("root", "root", ()),
+        ),
+    )
     n, half = 1600, 0.5
-    assert ledger.moved_bytes(unit, made(grad_accum=1)) == half * (2 * 2 * n + 4 * n)  # two gathers in bf16, one reduction in fp32
+    assert ledger.moved_bytes(unit, made(grad_accum=1)) == half * (
+        2 * 2 * n + 4 * n
+    )  # two gathers in bf16, one reduction in fp32
     assert ledger.moved_bytes(unit, made(grad_accum=4, grad_sync="last")) == half * (4 * 2 * 2 * n + 4 * n)
     assert ledger.moved_bytes(unit, made(strategy="no_shard", dp_shard=1, dp_replicate=2, grad_accum=1)) == 4 * n  # 2 n (R-1)/R
 

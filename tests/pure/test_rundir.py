@@ -45,7 +45,10 @@ def test_a_run_is_never_written_over_and_the_way_on_is_named(tmp_path):
     run = RunDir.create(tmp_path / "a", "mine\n", {})
     with pytest.raises(OnDisk) as caught:
         RunDir.create(run.path, "theirs\n", {})
-    assert caught.value.hints == (f"`shardwise train --resume {run.path}` goes on with it", f"`--set run_dir={run.path}-2` starts a new one")
+    assert caught.value.hints == (
+        f"`shardwise train --resume {run.path}` goes on with it",
+        f"`--set run_dir={run.path}-2` starts a new one",
+    )
     assert run.config_text() == "mine\n"
     (tmp_path / "a-2").mkdir()
     with pytest.raises(OnDisk) as caught:

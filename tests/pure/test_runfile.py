@@ -121,7 +121,9 @@ def test_the_text_with_overrides_is_the_file_itself_where_there_are_none():
 
 def test_the_text_with_overrides_loads_to_the_same_config():
     run = load(GOOD, "layout.strategy=ddp", "run_dir=1e5", "optimizer.warmup=0.03")
-    assert run.text_with_overrides().startswith("# run.yaml with --set layout.strategy=ddp --set run_dir=1e5 --set optimizer.warmup=0.03\n")
+    assert run.text_with_overrides().startswith(
+        "# run.yaml with --set layout.strategy=ddp --set run_dir=1e5 --set optimizer.warmup=0.03\n"
+    )
     assert load(run.text_with_overrides()).config == run.config
 
 
@@ -509,12 +511,17 @@ def test_a_folder_is_no_run_file_and_a_run_s_folder_is_one_to_resume():
     Path("some").mkdir()
     assert on_disk("some") == "error: `some` is a folder, a run file is wanted"
     Path("some/config.yaml").write_text(GOOD)
-    assert on_disk("some") == "error: `some` is a folder, a run file is wanted\n\nhint: `--resume some` goes on with the run in it"
+    assert (
+        on_disk("some") == "error: `some` is a folder, a run file is wanted\n\nhint: `--resume some` goes on with the run in it"
+    )
 
 
 def test_a_file_that_is_no_text_is_refused_with_byte_and_line():
     Path("run.yaml").write_bytes(b"model: a/b\nrun_dir: \xff\n")
-    assert on_disk("run.yaml") == "error: `run.yaml` is not UTF-8 text: byte 0xff on line 2\n  where: run.yaml:2\n\nhint: save it as UTF-8"
+    assert (
+        on_disk("run.yaml")
+        == "error: `run.yaml` is not UTF-8 text: byte 0xff on line 2\n  where: run.yaml:2\n\nhint: save it as UTF-8"
+    )
 
 
 # ---- what holds for every word and every value
@@ -566,7 +573,10 @@ NAMES = [key.name.replace("[]", ".0") for key in all_keys()]
 @settings(max_examples=150, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from([*NAMES, "zzz", "bf16", "data.zzz", "fsdp_config", "<text>", "data.<list>", "data.columns.[key]"]), ANY, min_size=1, max_size=4
+        st.sampled_from([*NAMES, "zzz", "bf16", "data.zzz", "fsdp_config", "<text>", "data.<list>", "data.columns.[key]"]),
+        ANY,
+        min_size=1,
+        max_size=4,
     )
 )
 def test_any_values_at_all_give_a_config_or_a_usage_error_and_nothing_else(changes):

@@ -28,8 +28,27 @@ FLOORS = [
     ["__main__"],
 ]
 ROOMS = [room for floor in FLOORS for room in floor]
-TORCH_FREE = ["units", "errors", "hardware", "spec", "config", "source", "runfile", "rundir", "layout", "faults", "ledger",
-              "plan", "choose", "meter", "job", "world", "start", "console", "cli"]
+TORCH_FREE = [
+    "units",
+    "errors",
+    "hardware",
+    "spec",
+    "config",
+    "source",
+    "runfile",
+    "rundir",
+    "layout",
+    "faults",
+    "ledger",
+    "plan",
+    "choose",
+    "meter",
+    "job",
+    "world",
+    "start",
+    "console",
+    "cli",
+]
 
 
 def files(room):
@@ -41,7 +60,12 @@ def imported(file):
     """(module as written from the package's root, whether only types need it) of every import."""
     found = []
     tree = ast.parse(file.read_text("utf-8"))
-    typing_only = {id(n) for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" for n in ast.walk(node)}
+    typing_only = {
+        id(n)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for n in ast.walk(node)
+    }
     up = len(file.relative_to(PACKAGE).parts)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -56,7 +80,9 @@ def imported(file):
 
 
 def test_the_floor_plan_names_every_room_once():
-    there = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p.is_dir() and (p / "__init__.py").is_file())} - {"__init__"}
+    there = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p.is_dir() and (p / "__init__.py").is_file())} - {
+        "__init__"
+    }
     assert sorted(ROOMS) == sorted(there)
 
 
@@ -68,10 +94,13 @@ def test_imports_go_down_only(room):
     assert used <= allowed, f"{room} looks up the stairs at {sorted(used - allowed)}"
 
 
-@pytest.mark.parametrize(("library", "owners"), [
-    ("torch.distributed.fsdp", {"sharding", "trace", "preload"}),  # trace shards on a fake group to see what FSDP allocates
-    ("torch.distributed.checkpoint", {"checkpoint", "export", "preload"}),
-])
+@pytest.mark.parametrize(
+    ("library", "owners"),
+    [
+        ("torch.distributed.fsdp", {"sharding", "trace", "preload"}),  # trace shards on a fake group to see what FSDP allocates
+        ("torch.distributed.checkpoint", {"checkpoint", "export", "preload"}),
+    ],
+)
 def test_dangerous_libraries_have_their_owners(library, owners):
     users = {room for room in ROOMS for file in files(room) if any(name.startswith(library) for name, _ in imported(file))}
     assert users <= owners
@@ -83,7 +112,11 @@ def test_only_world_makes_process_groups():
 
 
 def test_files_stay_small():
-    lines = {str(p.relative_to(ROOT)): len(p.read_text("utf-8").splitlines()) for folder in ("src", "tests", "examples") for p in (ROOT / folder).rglob("*.py")}
+    lines = {
+        str(p.relative_to(ROOT)): len(p.read_text("utf-8").splitlines())
+        for folder in ("src", "tests", "examples")
+        for p in (ROOT / folder).rglob("*.py")
+    }
     assert not {name: count for name, count in lines.items() if count > 600}
 
 
@@ -95,21 +128,34 @@ def test_the_command_line_side_imports_no_torch(room):
 
 @pytest.mark.parametrize("verb", ["", "train", "export", "checkpoint"])
 def test_help_fits_a_screen_and_a_verb_has_at_most_ten_flags(verb):
-    done = subprocess.run([sys.executable, "-m", "shardwise", *([verb] if verb else []), "--help"], capture_output=True, text=True, timeout=60, check=True,
-                          env={"COLUMNS": "80", "PATH": ""})
+    done = subprocess.run(
+        [sys.executable, "-m", "shardwise", *([verb] if verb else []), "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={"COLUMNS": "80", "PATH": ""},
+    )
     lines = done.stdout.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
     assert len(set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", done.stdout, re.M)) - {"--help"}) <= 10
 
 
 def tracked():
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout.split("\0")
+    names = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.split("\0")
     return [ROOT / name for name in names if name and (ROOT / name).is_file()]
 
 
 def test_no_committed_file_names_a_registry_or_a_path_of_this_machine():
     hosts = ["python" + "hosted.org", "py" + "pi.org", "/opt/" + "wheels", "/" + "work/", "registry." + "npmjs"]
-    bad = [f"{file.relative_to(ROOT)}: {host}" for file in tracked() for host in hosts if host in file.read_text("utf-8", errors="ignore")]
+    bad = [
+        f"{file.relative_to(ROOT)}: {host}"
+        for file in tracked()
+        for host in hosts
+        if host in file.read_text("utf-8", errors="ignore")
+    ]
     assert not bad
 
 

@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from shardwise import checkpoint, optim, step
+from shardwise.checkpoint.folder import hash_of
 from shardwise.config import OptimizerConfig
 from shardwise.errors import LostWorker, NotReady, OnDisk, UsageError
 from shardwise.world import run_ranks
@@ -47,12 +48,20 @@ def everything(model, optimizer):
     """Weights and moments gathered, and how often each parameter was updated. Collective."""
     tensors = dict(model.named_parameters())
     for name, param in model.named_parameters():
-        tensors |= {f"{name}.{moment}": optimizer.state[param][moment] for moment in ("exp_avg", "exp_avg_sq") if param in optimizer.state}
-    return whole(tensors), {name: float(optimizer.state[param]["step"]) for name, param in model.named_parameters() if param in optimizer.state}
+        tensors |= {
+            f"{name}.{moment}": optimizer.state[param][moment] for moment in ("exp_avg", "exp_avg_sq") if param in optimizer.state
+        }
+    return whole(tensors), {
+        name: float(optimizer.state[param]["step"]) for name, param in model.named_parameters() if param in optimizer.state
+    }
 
 
 def same(mine, other):
-    return mine[1] == other[1] and mine[0].keys() == other[0].keys() and all(np.array_equal(mine[0][name], other[0][name]) for name in other[0])
+    return (
+        mine[1] == other[1]
+        and mine[0].keys() == other[0].keys()
+        and all(np.array_equal(mine[0][name], other[0][name]) for name in other[0])
+    )
 
 
 def saving(context, folder, config=LLAMA, strategy="full_shard", first=2, more=0):
@@ -100,7 +109,9 @@ def copied(saved, tmp_path):
     return tmp_path / "step-2"
 
 
-@pytest.mark.parametrize(("config", "strategy"), [(DROPOUT, "full_shard"), (FAMILIES["qwen2 tied"], "shard_grad_op"), (FAMILIES["gpt2"], "no_shard")])
+@pytest.mark.parametrize(
+    ("config", "strategy"), [(DROPOUT, "full_shard"), (FAMILIES["qwen2 tied"], "shard_grad_op"), (FAMILIES["gpt2"], "no_shard")]
+)
 def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(tmp_path, config, strategy):
     before = run_ranks(saving, 2, tmp_path, config, strategy, 2, 2)
     after = run_ranks(loading, 2, tmp_path / "step-2", config, strategy, 2)
@@ -126,10 +137,18 @@ def test_the_same_ranks_under_another_strategy_keep_their_random_state(saved):
 def test_plain_dcp_reads_it_and_every_item_is_a_tensor_of_its_true_name(saved):
     reader = dcp.FileSystemReader(saved[0] / "step-2")
     entries = reader.read_metadata().state_dict_metadata
-    assert {"model.lm_head.weight", "optim.lm_head.weight.exp_avg", "optim.lm_head.weight.exp_avg_sq", "rng.2.0", "rng.2.1"} <= entries.keys()
+    assert {
+        "model.lm_head.weight",
+        "optim.lm_head.weight.exp_avg",
+        "optim.lm_head.weight.exp_avg_sq",
+        "rng.2.0",
+        "rng.2.1",
+    } <= entries.keys()
     tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
     dcp.load(tensors, storage_reader=reader, no_dist=True)
-    assert all(np.array_equal(tensors[f"model.{name}"], value) for name, value in saved[1][0].items() if f"model.{name}" in tensors)
+    assert all(
+        np.array_equal(tensors[f"model.{name}"], value) for name, value in saved[1][0].items() if f"model.{name}" in tensors
+    )
     facts = json.loads((saved[0] / "step-2/state.json").read_text())
     assert facts["world_size"] == 2 and set(facts["optimizer_steps"].values()) == {2.0}
 
@@ -154,7 +173,10 @@ def partly_frozen(context, folder):
 def test_parameters_that_never_stepped_have_no_state_before_and_none_after(tmp_path):
     for before, after in run_ranks(partly_frozen, 2, tmp_path):
         assert same(before, after)
-        assert "model.layers.1.input_layernorm.weight" not in after[1] and "model.layers.0.mlp.up_proj.weight.exp_avg" not in after[0]
+        assert (
+            "model.layers.1.input_layernorm.weight" not in after[1]
+            and "model.layers.0.mlp.up_proj.weight.exp_avg" not in after[0]
+        )
 
 
 # ---- whole or not there
@@ -244,7 +266,9 @@ def test_pruning_keeps_the_newest_and_the_best_and_leaves_nothing_half_removed(c
 DAMAGE = {
     "truncated": lambda file: os.truncate(file, file.stat().st_size // 2),
     "emptied": lambda file: os.truncate(file, 0),
-    "flipped": lambda file: file.write_bytes(file.read_bytes()[:-20] + bytes([file.read_bytes()[-20] ^ 1]) + file.read_bytes()[-19:]),
+    "flipped": lambda file: file.write_bytes(
+        file.read_bytes()[:-20] + bytes([file.read_bytes()[-20] ^ 1]) + file.read_bytes()[-19:]
+    ),
     "removed": lambda file: file.unlink(),
 }
 
@@ -258,17 +282,25 @@ def test_every_file_that_is_damaged_is_found_and_named(copied, damage):
         content = (copied / name).read_bytes()
         DAMAGE[damage](copied / name)
         (fault, *_) = checkpoint.verify(copied)
-        assert (name if (name, damage) != ("manifest.json", "flipped") else "state.json") in fault  # the bit flipped is in the hash of the last file
+        assert (
+            name if (name, damage) != ("manifest.json", "flipped") else "state.json"
+        ) in fault  # the bit flipped is in the hash of the last file
         (copied / name).write_bytes(content)
     assert checkpoint.verify(copied) == []
 
 
-@pytest.mark.parametrize(("name", "damage"), [("__1_0.distcp", "truncated"), ("state.json", "removed"), (".metadata", "emptied"),
-                                              ("manifest.json", "truncated")])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [("__1_0.distcp", "truncated"), ("state.json", "removed"), (".metadata", "emptied"), ("manifest.json", "truncated")],
+)
 def test_a_torn_checkpoint_is_refused_by_name_on_every_rank(copied, name, damage):
     DAMAGE[damage](copied / name)
     for record, alive in run_ranks(refused, 2, loading, copied):
-        assert (record["error"], record["what"], record["common"]) == ("OnDisk", "checkpoint `step-2` is not whole", True) and alive == 2
+        assert (record["error"], record["what"], record["common"]) == (
+            "OnDisk",
+            "checkpoint `step-2` is not whole",
+            True,
+        ) and alive == 2
         assert name in record["lines"][0][1]
 
 
@@ -279,7 +311,7 @@ def rewritten(folder, change):
     content = metadata if isinstance(metadata, bytes) else pickle.dumps(metadata, protocol=4)
     (folder / ".metadata").write_bytes(content)
     listed = json.loads((folder / "manifest.json").read_text())
-    listed["files"][".metadata"] = {"bytes": len(content), "xxh3": checkpoint._hash(folder / ".metadata")}
+    listed["files"][".metadata"] = {"bytes": len(content), "xxh3": hash_of(folder / ".metadata")}
     (folder / "manifest.json").write_text(json.dumps(listed))
 
 
@@ -305,7 +337,9 @@ def test_a_command_hidden_in_an_item_is_refused_and_not_run(copied):
 
     def change(metadata):
         metadata.state_dict_metadata["model.lm_head.weight"] = BytesStorageMetadata()
-        (index,) = [index for index in metadata.storage_data if index.fqn == "model.lm_head.weight" and index.offset == torch.Size([0, 0])]
+        (index,) = [
+            index for index in metadata.storage_data if index.fqn == "model.lm_head.weight" and index.offset == torch.Size([0, 0])
+        ]
         info = metadata.storage_data.pop(index)
         info.relative_path, info.offset, info.length = "item", 0, size
         metadata.storage_data[type(index)("model.lm_head.weight")] = info
@@ -326,7 +360,9 @@ def test_a_checkpoint_of_another_model_is_refused_with_every_difference(saved):
         # The fourth layer has 9 weights; 3 in each of the others are as wide as the perceptron, and each has two moments.
         assert record["what"] == "another model: 9 tensors missing, 0 unknown, 27 of another shape"
         lines = dict(map(tuple, record["lines"]))
-        assert lines["missing"].startswith("`model.model.layers.3.") and "float32 [96, 64], saved float32 [128, 64]" in str(record["lines"])
+        assert lines["missing"].startswith("`model.model.layers.3.") and "float32 [96, 64], saved float32 [128, 64]" in str(
+            record["lines"]
+        )
     for record, _ in run_ranks(refused, 2, loading, saved[0] / "step-2", {**LLAMA, "num_hidden_layers": 2}):
         assert "0 tensors missing, 27 unknown, 0 of another shape" in record["what"]
 
@@ -353,7 +389,11 @@ def limited(context, folder):
 def test_a_write_that_fails_on_one_rank_is_called_a_full_disk_on_all_and_leaves_nothing(tmp_path):
     for record, alive, left in run_ranks(limited, 2, tmp_path):
         assert (record["error"], record["what"], alive) == ("NotReady", "checkpoint of step 3 does not fit on the disk", 2)
-        assert record["where"] == str(tmp_path) and "are free, the checkpoint takes" in record["lines"][0][1] and "ulimit -f" in record["why"]
+        assert (
+            record["where"] == str(tmp_path)
+            and "are free, the checkpoint takes" in record["lines"][0][1]
+            and "ulimit -f" in record["why"]
+        )
         assert left == ["step-1"]
     assert checkpoint.steps(tmp_path) == [1, 3] and checkpoint.verify(tmp_path / "step-3") == []
 

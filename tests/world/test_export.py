@@ -87,13 +87,23 @@ def test_plain_transformers_loads_it_and_gives_the_same_logits(tmp_path, family)
     names = set(stored(out))
     assert names == {name for name, _ in plain.named_parameters()}, "each weight once, under its own name"
     num_params = sum(param.numel() for param in plain.parameters())
-    assert result == {"path": str(out), "num_params": num_params, "dtype": "float32", "bytes": 4 * num_params, "step": 2, "verified": "tensors"}
+    assert result == {
+        "path": str(out),
+        "num_params": num_params,
+        "dtype": "float32",
+        "bytes": 4 * num_params,
+        "step": 2,
+        "verified": "tensors",
+    }
 
 
 def test_tokenizer_chat_template_and_generation_config_come_along_and_everyone_may_read_them(llama, tmp_path):
     export.export_run(llama[0].path, tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert tokenizer("to be").input_ids == [0, 1] and tokenizer.apply_chat_template([{"role": "user", "content": "be"}], tokenize=False) == "<|user|>be"
+    assert (
+        tokenizer("to be").input_ids == [0, 1]
+        and tokenizer.apply_chat_template([{"role": "user", "content": "be"}], tokenize=False) == "<|user|>be"
+    )
     assert GenerationConfig.from_pretrained(tmp_path / "out").max_new_tokens == 7
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "out").iterdir()} == {0o644}
     assert not list((tmp_path / "out").glob(".*"))
@@ -119,7 +129,9 @@ def test_what_exceeds_a_file_is_cut_into_several_with_an_index(llama, tmp_path, 
     files = sorted(file.name for file in (tmp_path / "out").glob("*.safetensors"))
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
     assert len(files) > 3 and files[0] == f"model-00001-of-{len(files):05d}.safetensors" and len(said) == len(files)
-    assert set(index["weight_map"].values()) == set(files) and index["metadata"]["total_size"] == 4 * sum(p.numel() for p in plain.parameters())
+    assert set(index["weight_map"].values()) == set(files) and index["metadata"]["total_size"] == 4 * sum(
+        p.numel() for p in plain.parameters()
+    )
     for name, file in index["weight_map"].items():
         with safe_open(tmp_path / "out" / file, framework="pt") as handle:
             assert name in handle.keys()  # noqa: SIM118 - no iterator

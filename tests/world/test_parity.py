@@ -23,8 +23,13 @@ def one_step(context, config, how):
     tokens = int(data.valid[ids].sum())
     loss_sum = step.accumulate(model, data, rows, tokens, how.grad_sync, torch.device("cpu"))
     result = step.reduce_and_check(list(model.parameters()), loss_sum, tokens, False, step=1, rows=rows, find_rank=str)
-    return {"loss": result.loss, "norm": result.grad_norm, "grads": whole({n: p.grad for n, p in model.named_parameters()}), "weights": whole(dict(model.named_parameters())),
-            "evaluation": step.evaluate(model, data, how.micro_batch, torch.device("cpu"))}
+    return {
+        "loss": result.loss,
+        "norm": result.grad_norm,
+        "grads": whole({n: p.grad for n, p in model.named_parameters()}),
+        "weights": whole(dict(model.named_parameters())),
+        "evaluation": step.evaluate(model, data, how.micro_batch, torch.device("cpu")),
+    }
 
 
 def reference(config, weights, rows):
@@ -39,7 +44,7 @@ def reference(config, weights, rows):
         for a, b in data.spans[row]:
             labels = torch.from_numpy(data.labels[row, a:b])
             if (labels != -100).any():
-                logits = model(torch.from_numpy(data.ids[row:row + 1, a:b])).logits[0]
+                logits = model(torch.from_numpy(data.ids[row : row + 1, a:b])).logits[0]
                 total = total + F.cross_entropy(logits.double(), labels, ignore_index=-100, reduction="sum")
                 count += int((labels != -100).sum())
     (total / count).backward()
@@ -47,12 +52,15 @@ def reference(config, weights, rows):
 
 
 LAYOUTS = {
-    "1 rank": (1, dict(micro_batch=8)),
-    "2 ranks, accumulation": (2, dict(micro_batch=2, grad_accum=2)),
-    "2 ranks, recompute, sync last, mask": (2, dict(micro_batch=1, grad_accum=4, activation_checkpointing="full", grad_sync="last", attention="sdpa")),
-    "2 ranks, shard_grad_op": (2, dict(strategy="shard_grad_op", micro_batch=2, grad_accum=2, grad_sync="last")),
-    "2 ranks, no_shard": (2, dict(strategy="no_shard", micro_batch=4)),
-    "4 ranks": (4, dict(micro_batch=1, grad_accum=2)),
+    "1 rank": (1, {"micro_batch": 8}),
+    "2 ranks, accumulation": (2, {"micro_batch": 2, "grad_accum": 2}),
+    "2 ranks, recompute, sync last, mask": (
+        2,
+        {"micro_batch": 1, "grad_accum": 4, "activation_checkpointing": "full", "grad_sync": "last", "attention": "sdpa"},
+    ),
+    "2 ranks, shard_grad_op": (2, {"strategy": "shard_grad_op", "micro_batch": 2, "grad_accum": 2, "grad_sync": "last"}),
+    "2 ranks, no_shard": (2, {"strategy": "no_shard", "micro_batch": 4}),
+    "4 ranks": (4, {"micro_batch": 1, "grad_accum": 2}),
 }
 
 
@@ -68,7 +76,9 @@ def test_loss_and_gradients_equal_one_process_for_every_layout(family):
             assert rank["loss"] == pytest.approx(expected, rel=1e-6), name
             assert worst(rank["grads"], grads) < 1e-5, name
             assert rank["evaluation"] == pytest.approx(first["evaluation"], rel=1e-6), name
-            assert all(np.array_equal(rank["weights"][n], first["weights"][n]) for n in first["weights"]), f"{name}: another initialisation"
+            assert all(np.array_equal(rank["weights"][n], first["weights"][n]) for n in first["weights"]), (
+                f"{name}: another initialisation"
+            )
 
 
 def lone_rank_without_labels(context, config, how):
@@ -77,7 +87,12 @@ def lone_rank_without_labels(context, config, how):
     tokens = int(data.valid[[0, 3]].sum())
     loss_sum = step.accumulate(model, data, rows, tokens, "each", torch.device("cpu"))
     result = step.reduce_and_check(list(model.parameters()), loss_sum, tokens, False, step=1, rows=rows, find_rank=str)
-    return result.loss, float(loss_sum), whole({n: p.grad for n, p in model.named_parameters()}), whole(dict(model.named_parameters()))
+    return (
+        result.loss,
+        float(loss_sum),
+        whole({n: p.grad for n, p in model.named_parameters()}),
+        whole(dict(model.named_parameters())),
+    )
 
 
 def test_a_rank_that_has_no_valid_token_changes_nothing():
@@ -113,7 +128,9 @@ def documents_apart(context, config, attention):
     changed[0, a:b] = (changed[0, a:b] + 1) % 257
     path.set_borders(path.borders(positions, torch.device("cpu")))
     with torch.no_grad():
-        return [model(input_ids=x, position_ids=positions, use_cache=False).logits[0, b:].numpy() for x in (ids, changed)], data.spans[0]
+        return [
+            model(input_ids=x, position_ids=positions, use_cache=False).logits[0, b:].numpy() for x in (ids, changed)
+        ], data.spans[0]
 
 
 @pytest.mark.parametrize("attention", ["document", "sdpa"])

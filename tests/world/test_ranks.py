@@ -119,13 +119,16 @@ def takes_a_port_that_is_taken(context):
 def test_a_port_in_use_is_named_with_a_way_out():
     text, code = run_ranks(takes_a_port_that_is_taken, 1)[0]
     assert code == 3
-    assert text == """\
+    assert (
+        text
+        == """\
 error: port PORT on 127.0.0.1 is in use, and rank 0 must listen on it
   where: `MASTER_PORT` in the environment of torchrun
   why: another job, perhaps an earlier one of this run, holds it
 
 hint: `torchrun --standalone ...` takes a free port by itself
 hint: `torchrun --master-port 29501 ...` takes another one"""
+    )
 
 
 def uses_a_weight_outside(context):
@@ -155,11 +158,14 @@ def has_a_scalar(context):
     fully_shard(model)
 
 
-@pytest.mark.parametrize(("fn", "what"), [
-    (uses_a_weight_outside, "a weight is used outside the forward of the module that FSDP gathers it for"),
-    (has_two_dtypes, "parameters of one FSDP unit are stored in more than one dtype: "),
-    (has_a_scalar, "parameter `gain` has no dimension to cut"),
-])
+@pytest.mark.parametrize(
+    ("fn", "what"),
+    [
+        (uses_a_weight_outside, "a weight is used outside the forward of the module that FSDP gathers it for"),
+        (has_two_dtypes, "parameters of one FSDP unit are stored in more than one dtype: "),
+        (has_a_scalar, "parameter `gain` has no dimension to cut"),
+    ],
+)
 def test_what_torch_says_is_said_in_plain_words(fn, what):
     with pytest.raises(UsageError) as caught:
         Ranks(fn, 1, describe=faults.describe, timeout_s=20, threads=1).join(limit_s=60)

@@ -18,7 +18,10 @@ from shardwise.world import run_ranks
 def tensors_of(folder):
     """Every tensor of a checkpoint."""
     reader = dcp.FileSystemReader(folder)
-    wanted = {key: torch.empty(entry.size, dtype=entry.properties.dtype) for key, entry in reader.read_metadata().state_dict_metadata.items()}
+    wanted = {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for key, entry in reader.read_metadata().state_dict_metadata.items()
+    }
     dcp.load(wanted, storage_reader=reader, no_dist=True)
     return wanted
 
@@ -56,7 +59,16 @@ def test_three_steps_and_three_resumed_are_six_bit_for_bit(cli, project):
 def test_the_global_batches_are_the_same_at_1_2_and_4_ranks(cli, project):
     losses = {}
     for ranks in (1, 2, 4):
-        cli.json("train", "run.yaml", "--workers", str(ranks), "--set", f"run_dir=run{ranks}", "--set", "model.shape.attention_dropout=0.0")
+        cli.json(
+            "train",
+            "run.yaml",
+            "--workers",
+            str(ranks),
+            "--set",
+            f"run_dir=run{ranks}",
+            "--set",
+            "model.shape.attention_dropout=0.0",
+        )
         losses[ranks] = metrics(project / f"run{ranks}")
     assert losses[2] == pytest.approx(losses[1], rel=1e-5)
     assert losses[4] == pytest.approx(losses[1], rel=1e-5)
@@ -74,8 +86,15 @@ def test_a_run_saved_by_two_ranks_goes_on_with_one(cli, project):
 
 def started(project, *words):
     env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-    return subprocess.Popen([sys.executable, "-m", "shardwise", "train", "run.yaml", "--set", "steps=100000", "--set", "epochs=100000", *words], cwd=project, env=env,
-                            text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "shardwise", "train", "run.yaml", "--set", "steps=100000", "--set", "epochs=100000", *words],
+        cwd=project,
+        env=env,
+        text=True,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def after_step(process, step):
@@ -124,7 +143,18 @@ def test_a_killed_worker_ends_the_run_with_its_name_and_leaves_no_process(projec
 
 
 def test_non_finite_stops_before_the_update_names_it_and_saves_nothing_bad(cli, project):
-    out = cli("train", "run.yaml", "--set", "optimizer.lr=1e30", "--set", "optimizer.clip=null", "--set", "optimizer.warmup=0", "--set", "checkpoint.every=1")
+    out = cli(
+        "train",
+        "run.yaml",
+        "--set",
+        "optimizer.lr=1e30",
+        "--set",
+        "optimizer.clip=null",
+        "--set",
+        "optimizer.warmup=0",
+        "--set",
+        "checkpoint.every=1",
+    )
     assert out.returncode == 5, out.stderr
     assert out.stderr.endswith("""\
 error: gradient norm is nan in step 2, every loss is finite
@@ -160,8 +190,26 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_named_on_all_with_its_rows():
 
 
 def test_early_stop_and_the_best_checkpoint_follow_the_validation_loss(cli, project):
-    out = cli.json("train", "run.yaml", "--set", "steps=40", "--set", "epochs=9", "--set", "eval_every=1", "--set", "early_stop.patience=2", "--set", "checkpoint.keep_best=1",
-                   "--set", "checkpoint.keep_last=1", "--set", "optimizer.lr=0.5", "--set", "optimizer.schedule=constant")
+    out = cli.json(
+        "train",
+        "run.yaml",
+        "--set",
+        "steps=40",
+        "--set",
+        "epochs=9",
+        "--set",
+        "eval_every=1",
+        "--set",
+        "early_stop.patience=2",
+        "--set",
+        "checkpoint.keep_best=1",
+        "--set",
+        "checkpoint.keep_last=1",
+        "--set",
+        "optimizer.lr=0.5",
+        "--set",
+        "optimizer.schedule=constant",
+    )
     validation = [v["validation"] for v in metrics(project / "run", "validation")][1:]
     best = validation.index(min(validation)) + 1
     assert out["status"] == "stopped early" and out["steps"] == best + 2 and out["best_step"] == best
@@ -179,7 +227,12 @@ def test_tensorboard_holds_the_losses(cli, project):
 
 
 def test_the_same_run_without_a_compiler_is_measured_by_the_profiler(cli, project):
-    larger = ["--set", "model.shape.hidden_size=256", "--set", "model.shape.intermediate_size=1024"]  # tensors, not Python's own blocks, make the peak
+    larger = [
+        "--set",
+        "model.shape.hidden_size=256",
+        "--set",
+        "model.shape.intermediate_size=1024",
+    ]  # tensors, not Python's own blocks, make the peak
     exact = cli.json("train", "run.yaml", "--set", "run_dir=exact", *larger)
     path = os.pathsep.join([os.path.dirname(sys.executable)])
     other = cli.json("train", "run.yaml", *larger, env={"PATH": path, "XDG_CACHE_HOME": str(project / "nothing")})
@@ -189,8 +242,25 @@ def test_the_same_run_without_a_compiler_is_measured_by_the_profiler(cli, projec
 
 def test_under_torchrun_it_is_a_worker(project):
     env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "shardwise", "train", "run.yaml", "--json"],
-                          cwd=project, env=env, text=True, capture_output=True, timeout=240)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "-m",
+            "shardwise",
+            "train",
+            "run.yaml",
+            "--json",
+        ],
+        cwd=project,
+        env=env,
+        text=True,
+        capture_output=True,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr
     out = json.loads(done.stdout.splitlines()[-1])
     assert out["steps"] == 6 and len(out["measured_peak_allocated_bytes"]) == 2 and "livebytes" in out["measured_how"]

@@ -178,7 +178,9 @@ def _split(get: Callable[[str], Any]) -> Iterator[Impossible]:
     below, above = whole // piece * piece, (whole // piece + 1) * piece
     yield Impossible(
         "global_batch",
-        f"{whole} sequences do not divide into {said} = {piece}" if micro and accum else f"{whole} sequences do not divide by {said}",
+        f"{whole} sequences do not divide into {said} = {piece}"
+        if micro and accum
+        else f"{whole} sequences do not divide by {said}",
         (
             *([Write("global_batch", str(below))] if below else []),
             Write("global_batch", str(above)),

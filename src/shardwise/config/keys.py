@@ -154,7 +154,9 @@ class DataConfig(Section):
         "what a record holds: `text` trains every token, `prompt` the completion, `chat` what the assistant says; `auto` "
         "tells by the columns of the first record",
     )
-    columns: dict[Text, Text] = _key(dict, "your column names by ours: `" + "`, `".join(COLUMNS) + "`; ours are tried where none is given")
+    columns: dict[Text, Text] = _key(
+        dict, "your column names by ours: `" + "`, `".join(COLUMNS) + "`; ours are tried where none is given"
+    )
     seq_len: Annotated[int, Strict(), Ge(2)] = _key(
         ...,
         "length of a row; documents are packed into rows and do not see each other",
@@ -162,7 +164,9 @@ class DataConfig(Section):
         price="activations grow in proportion; attention's time with the square of a document's length",
         example="2048",
     )
-    system: Text | None = _key(None, "system prompt put before conversations that have none", price="its tokens in every such conversation")
+    system: Text | None = _key(
+        None, "system prompt put before conversations that have none", price="its tokens in every such conversation"
+    )
     long: Literal["truncate", "drop"] = _key(
         "truncate",
         "what becomes of a conversation or prompt longer than `seq_len`; plain text is cut into rows and loses nothing",
@@ -176,14 +180,20 @@ class DataConfig(Section):
 
 
 class OptimizerConfig(Section):
-    name: Literal["adamw"] = _key("adamw", "the optimizer, PyTorch's fused AdamW", price="8 bytes of state a parameter, cut as the parameters are")
+    name: Literal["adamw"] = _key(
+        "adamw", "the optimizer, PyTorch's fused AdamW", price="8 bytes of state a parameter, cut as the parameters are"
+    )
     lr: Rate = _key(..., "highest learning rate, reached after the warm-up", example="1.0e-5")
     betas: tuple[Decay, Decay] = _key((0.9, 0.95), "decay of AdamW's mean and of its mean square")
     eps: Rate = _key(1e-8, "keeps AdamW's division finite")
-    weight_decay: Amount = _key(0.1, "decoupled decay of matrices; vectors (norms, biases) have none", unit="share of `lr` a step")
+    weight_decay: Amount = _key(
+        0.1, "decoupled decay of matrices; vectors (norms, biases) have none", unit="share of `lr` a step"
+    )
     warmup: Amount = _key(0.0, "steps over which the rate rises from 0 to `lr`", unit="below 1 a share of all steps, else steps")
     schedule: Literal["cosine", "linear", "constant"] = _key("cosine", "how the rate falls after the warm-up")
-    min_lr: Annotated[float, Strict(), AllowInfNan(False), Ge(0), Le(1)] = _key(0.0, "the rate in the last step; a share, not a rate", unit="share of `lr`")
+    min_lr: Annotated[float, Strict(), AllowInfNan(False), Ge(0), Le(1)] = _key(
+        0.0, "the rate in the last step; a share, not a rate", unit="share of `lr`"
+    )
     clip: Rate | None = _key(
         1.0,
         "largest norm of the whole gradient; a longer one is scaled down to it, null never does",
@@ -199,7 +209,9 @@ class ClusterConfig(Section):
         unit="GPUs; on CPU worker processes",
         price="on CPU about 0.5 GiB of host memory a worker",
     )
-    device: Text | None = _key(None, "card to plan for, by name (`h100-80gb`, `a100-40gb`, ...) or `cpu`; null is what this machine has")
+    device: Text | None = _key(
+        None, "card to plan for, by name (`h100-80gb`, `a100-40gb`, ...) or `cpu`; null is what this machine has"
+    )
     memory_gib: Rate | None = _key(None, "memory of one device, in place of what the table or the driver says", unit="GiB")
 
 
@@ -218,7 +230,10 @@ class LayoutConfig(Section):
         price="activations grow in proportion",
     )
     grad_accum: Count | None = _key(
-        None, "how many micro-batches of each rank make a step", unit="micro-batches", price="time in proportion; memory hardly, see `grad_sync`"
+        None,
+        "how many micro-batches of each rank make a step",
+        unit="micro-batches",
+        price="time in proportion; memory hardly, see `grad_sync`",
     )
     activation_checkpointing: Literal["none", "full"] | None = _key(
         None,
@@ -238,7 +253,9 @@ class LayoutConfig(Section):
 
 
 class EarlyStop(Section):
-    patience: Count = _key(..., "evaluations in a row without a better validation loss after which the run ends", unit="evaluations", example="3")
+    patience: Count = _key(
+        ..., "evaluations in a row without a better validation loss after which the run ends", unit="evaluations", example="3"
+    )
 
 
 class CheckpointConfig(Section):
@@ -248,7 +265,9 @@ class CheckpointConfig(Section):
         unit="steps",
         price="disk: 12 bytes a parameter a checkpoint; ranks wait while it is written",
     )
-    keep_last: Count = _key(2, "how many of the newest stay", unit="checkpoints", price="disk: one more while the next is written")
+    keep_last: Count = _key(
+        2, "how many of the newest stay", unit="checkpoints", price="disk: one more while the next is written"
+    )
     keep_best: Annotated[int, Strict(), Ge(0), Le(1)] = _key(
         0,
         "1 keeps the one with the lowest validation loss too",
@@ -307,7 +326,9 @@ class RunConfig(Section):
     log_every: Count = _key(50, "how often a line with loss, speed and time left is printed", unit="steps")
     early_stop: EarlyStop | None = _key(None, "end before the last step once the validation loss no longer falls")
     checkpoint: CheckpointConfig = _key(CheckpointConfig, "saved state to resume from")
-    trackers: list[Literal["tensorboard"]] = _key(list, "`tensorboard` writes RUN/tensorboard beside metrics.jsonl", price="needs the extra `trackers`")
+    trackers: list[Literal["tensorboard"]] = _key(
+        list, "`tensorboard` writes RUN/tensorboard beside metrics.jsonl", price="needs the extra `trackers`"
+    )
     margin: Annotated[float, Strict(), AllowInfNan(False), Ge(0), Le(0.5)] = _key(
         0.05, "how much of a device stays free when the plan decides what fits", unit="share of its memory"
     )

@@ -161,9 +161,17 @@ def _kinds(hint: Any, limits: tuple[Any, ...]) -> Iterator[str]:
 
 
 def _range(limits: tuple[Any, ...]) -> str:
-    low = next((f" from {one.ge}" if isinstance(one, Ge) else f" above {one.gt}" for one in limits if isinstance(one, (Ge, Gt))), "")
-    high = next((f" to {one.le}" if isinstance(one, Le) else f" below {one.lt}" for one in limits if isinstance(one, (Le, Lt))), "")
-    return low + (" and" if low and high.startswith(" below") else "") + high if high else low + (" up" if low.startswith(" from") else "")
+    low = next(
+        (f" from {one.ge}" if isinstance(one, Ge) else f" above {one.gt}" for one in limits if isinstance(one, (Ge, Gt))), ""
+    )
+    high = next(
+        (f" to {one.le}" if isinstance(one, Le) else f" below {one.lt}" for one in limits if isinstance(one, (Le, Lt))), ""
+    )
+    return (
+        low + (" and" if low and high.startswith(" below") else "") + high
+        if high
+        else low + (" up" if low.startswith(" from") else "")
+    )
 
 
 def reference_page() -> str:

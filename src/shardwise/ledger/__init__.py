@@ -78,10 +78,20 @@ def _sizes(unit: UnitSpec, layout: Layout) -> _Sizes:
     for numel in numels:  # shard degree 1: each parameter is cast, copied into place, and the cast is dropped
         cast = max(cast, done + 2 * numel * compute if compute != 4 else 0)
         done += numel * compute
-    return _Sizes(shard=sum(shards) * 4, whole=padded * compute, copy_in=sum(shards) * compute if compute != 4 else 0, scatter=padded * reduce,
-                  reduced=sum(shards) * reduce, grads=sum(numels) * compute, held_grads=sum(numels) * reduce,
-                  largest_grad=max(numels, default=0) * compute, pack=uneven * compute + casting, pack_held=uneven * reduce,
-                  cast=max(0, cast - done), resharded=layout.strategy == "full_shard" and unit.kind in ("block", "embedding"))
+    return _Sizes(
+        shard=sum(shards) * 4,
+        whole=padded * compute,
+        copy_in=sum(shards) * compute if compute != 4 else 0,
+        scatter=padded * reduce,
+        reduced=sum(shards) * reduce,
+        grads=sum(numels) * compute,
+        held_grads=sum(numels) * reduce,
+        largest_grad=max(numels, default=0) * compute,
+        pack=uneven * compute + casting,
+        pack_held=uneven * reduce,
+        cast=max(0, cast - done),
+        resharded=layout.strategy == "full_shard" and unit.kind in ("block", "embedding"),
+    )
 
 
 @dataclass(frozen=True)
@@ -101,7 +111,9 @@ def _plus(peak: Peak, row: int, size: int) -> Peak:
     return Peak(peak.total + size, tuple(rows))
 
 
-def phases(model: ModelSpec, steps: tuple[Step, ...], layout: Layout, kind: str, *, made_whole: int = 0, kernel_bytes: int = 0) -> dict[str, Peak]:
+def phases(
+    model: ModelSpec, steps: tuple[Step, ...], layout: Layout, kind: str, *, made_whole: int = 0, kernel_bytes: int = 0
+) -> dict[str, Peak]:
     """Peak of each phase on the fullest rank (rank 0).
 
     Args:
@@ -121,7 +133,10 @@ class _Simulation:
 
     def __init__(self, model: ModelSpec, steps: tuple[Step, ...], layout: Layout, gloo: bool) -> None:
         self.steps, self.layout, self.gloo = steps, layout, gloo
-        sizes = {id(unit.shapes): _cached_sizes(unit.shapes, unit.kind, layout) for unit in {id(u.shapes): u for u in model.units}.values()}
+        sizes = {
+            id(unit.shapes): _cached_sizes(unit.shapes, unit.kind, layout)
+            for unit in {id(u.shapes): u for u in model.units}.values()
+        }
         self.sizes = [sizes[id(unit.shapes)] for unit in model.units]
         self.root = len(model.units) - 1
         self.gathered = layout.dp_shard > 1
@@ -150,8 +165,12 @@ class _Simulation:
         without_state = max(self.best.values(), key=lambda peak: peak.total)
         steady = {name: _plus(peak, _STATE, state) for name, peak in self.best.items()}
         load = self._rest({_PARAMS: params, _TEMP: made_whole if self.gloo else 0})
-        running = {**steady, "optimizer": stepping, "first_step": max(without_state, stepping, key=lambda peak: peak.total),
-                   "save": self._rest({_PARAMS: params, _STATE: state})}
+        running = {
+            **steady,
+            "optimizer": stepping,
+            "first_step": max(without_state, stepping, key=lambda peak: peak.total),
+            "save": self._rest({_PARAMS: params, _STATE: state}),
+        }
         return {"load": load, **{name: _plus(peak, _TEMP, kernel_bytes) for name, peak in running.items()}}
 
     @staticmethod
@@ -165,7 +184,9 @@ class _Simulation:
         self.rows[row] += size
         self.total += size
 
-    def _check(self, traced: tuple[int, ...], traced_total: int, row: int = _TEMP, extra: int = 0, second: int = _TEMP, more: int = 0) -> None:
+    def _check(
+        self, traced: tuple[int, ...], traced_total: int, row: int = _TEMP, extra: int = 0, second: int = _TEMP, more: int = 0
+    ) -> None:
         """Compare this moment, with ``extra`` bytes in ``row`` and ``more`` in ``second``, with the phase's worst so far."""
         total = self.total + traced_total + extra + more
         if total > self.best_total[self.phase]:
@@ -195,7 +216,7 @@ class _Simulation:
             # Each gradient is added to the one kept from earlier micro-batches and dropped: one of them lives at a time.
             one = min(peak[_WHOLE_GRADS], self.sizes[step.unit].largest_grad)
             total += one - peak[_WHOLE_GRADS]
-            peak = (*peak[:_WHOLE_GRADS], one, *peak[_WHOLE_GRADS + 1:])
+            peak = (*peak[:_WHOLE_GRADS], one, *peak[_WHOLE_GRADS + 1 :])
         self._check(peak, total)
 
     def _gather(self, unit: int, step: Step) -> None:
@@ -271,14 +292,14 @@ class _Simulation:
         in_trace = size.grads if not self.held else 0
         live_total = sum(live)
         if self.held:
-            live = (*live[:_WHOLE_GRADS], 0, *live[_WHOLE_GRADS + 1:])
+            live = (*live[:_WHOLE_GRADS], 0, *live[_WHOLE_GRADS + 1 :])
             live_total = sum(live)
         # CUDA's chunk_cat pads and casts while it copies.
         pack = (size.pack_held if self.held else size.pack) if self.gloo else 0
         self._check(live, live_total, _TEMP, pack)
         if self.held:
             self._add(_WHOLE_GRADS, -size.held_grads)
-        after = (*live[:_WHOLE_GRADS], live[_WHOLE_GRADS] - in_trace, *live[_WHOLE_GRADS + 1:])
+        after = (*live[:_WHOLE_GRADS], live[_WHOLE_GRADS] - in_trace, *live[_WHOLE_GRADS + 1 :])
         ring = RING_BYTES if self.gloo else 0
         clone = size.scatter + ring if self.gloo and self.gathered else 0
         if not self.gathered and self.layout.dp_replicate > 1:
@@ -295,7 +316,7 @@ class _Simulation:
                 self._reduce(unit, step, live)
                 if not self.held:
                     grads = self.sizes[unit].grads
-                    live = (*live[:_WHOLE_GRADS], live[_WHOLE_GRADS] - grads, *live[_WHOLE_GRADS + 1:])
+                    live = (*live[:_WHOLE_GRADS], live[_WHOLE_GRADS] - grads, *live[_WHOLE_GRADS + 1 :])
         self._add(_SCATTER, -self.kept_scatter)
         self.kept_scatter = 0
 

@@ -57,9 +57,17 @@ def set_borders(value: Borders) -> None:
     _current = value
 
 
-def document_attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any,
-                       dropout: float = 0.0, scaling: float | None = None, sliding_window: int | None = None,
-                       **kwargs: Any) -> tuple[torch.Tensor, None]:
+def document_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
     """Causal attention inside each document, in the signature of transformers' attention interface.
 
     Args:
@@ -78,13 +86,22 @@ def document_attention(module: Any, query: torch.Tensor, key: torch.Tensor, valu
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     rows: list[list[torch.Tensor]] = [[] for _ in range(query.shape[0])]
     for row, a, b in _current.spans:
-        rows[row].append(F.scaled_dot_product_attention(
-            query[row:row + 1, :, a:b], key[row:row + 1, :, a:b], value[row:row + 1, :, a:b],
-            dropout_p=dropout, is_causal=True, scale=scaling).transpose(1, 2))
+        rows[row].append(
+            F.scaled_dot_product_attention(
+                query[row : row + 1, :, a:b],
+                key[row : row + 1, :, a:b],
+                value[row : row + 1, :, a:b],
+                dropout_p=dropout,
+                is_causal=True,
+                scale=scaling,
+            ).transpose(1, 2)
+        )
     return torch.cat([torch.cat(parts, 1) if len(parts) > 1 else parts[0] for parts in rows], 0), None
 
 
-def _varlen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, docs: Borders, scaling: float | None, groups: int) -> torch.Tensor:
+def _varlen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, docs: Borders, scaling: float | None, groups: int
+) -> torch.Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     assert docs.cumulative is not None, "made on CUDA"

@@ -22,7 +22,12 @@ from ..source import ModelSource
 from . import attention
 
 # What a model may do between its last hidden state and the logits that LossHead does not: name -> value that means "nothing".
-_BETWEEN = {"final_logit_softcapping": (None,), "logit_scale": (None, 1.0), "logits_scaling": (None, 1.0), "lm_head_multiplier": (None, 1.0)}
+_BETWEEN = {
+    "final_logit_softcapping": (None,),
+    "logit_scale": (None, 1.0),
+    "logits_scaling": (None, 1.0),
+    "lm_head_multiplier": (None, 1.0),
+}
 
 
 @dataclass(frozen=True)
@@ -71,28 +76,72 @@ def build(source: ModelSource, *, attention_path: str = "sdpa", chunk_tokens: in
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if source.folder:
-        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=source.trust_remote_code, local_files_only=True)
+        config = _config_of(source)
     else:
         assert source.config is not None, "a shape has a config"
         config = AutoConfig.for_model(**source.config)
+    _refuse_odd_logits(
+        source,
+        [f"{key}={getattr(config, key)}" for key, nothing in _BETWEEN.items() if getattr(config, key, None) not in nothing],
+    )
     if attention_path == "document":
         attention.register()
-    with parameters_on_meta():
-        model: Any = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=attention.NAME if attention_path == "document" else "sdpa",
-            trust_remote_code=source.trust_remote_code)
+    try:
+        with parameters_on_meta():
+            model: Any = AutoModelForCausalLM.from_config(
+                config,
+                dtype=torch.float32,
+                attn_implementation=attention.NAME if attention_path == "document" else "sdpa",
+                trust_remote_code=source.trust_remote_code,
+            )
+    except ValueError as error:
+        raise UsageError(
+            f"`{source.name}` cannot be built: {str(error).split('. ')[0]}",
+            why="shardwise keeps packed documents apart through that attention",
+            hints=["`model: {factory: package.module:function}` with a module of your own"],
+        ) from error
     model.tie_weights()
     head = model.get_output_embeddings()
-    odd = [f"{key}={getattr(config, key)}" for key, nothing in _BETWEEN.items() if getattr(config, key, None) not in nothing]
-    if type(head) is not nn.Linear or odd:
-        raise UsageError(f"the head of `{source.name}` is not a plain linear layer: " + (", ".join(odd) or type(head).__name__),
-                         why="the loss is computed by the head itself, without whole logits, as linear + cross-entropy",
-                         hints=["`model: {factory: package.module:function}` with a loss of your own"])
+    _refuse_odd_logits(source, [] if type(head) is nn.Linear else [type(head).__name__])
     head.__class__ = LossHead
     setattr(head, "chunk_tokens", chunk_tokens)  # noqa: B010 - mypy knows the class it had
     model.token_loss = types.MethodType(_token_loss, model)
     model.config.use_cache = False
     return model  # type: ignore[no-any-return]
+
+
+def _refuse_odd_logits(source: ModelSource, odd: list[str]) -> None:
+    if odd:
+        raise UsageError(
+            f"the head of `{source.name}` is not a plain linear layer: {', '.join(odd)}",
+            why="the loss is computed by the head itself, without whole logits,\nas linear + cross-entropy",
+            hints=["`model: {factory: package.module:function}` with a loss of your own"],
+        )
+
+
+def _config_of(source: ModelSource) -> Any:
+    """The transformers config of a folder.
+
+    Raises:
+        UsageError: It needs code of its own, which never runs unasked, or a newer transformers.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source.folder, trust_remote_code=source.trust_remote_code, local_files_only=True)
+    except ValueError as error:
+        if "custom code" in str(error):
+            raise UsageError(
+                f"`{source.name}` brings Python code of its own",
+                where=f"{source.folder}/config.json",
+                why="code of a model runs only when the run file says so",
+                hints=["read the *.py files in its folder, then `--set trust_remote_code=true`"],
+            ) from error
+        raise UsageError(
+            f"the config of `{source.name}` is not understood: {str(error).splitlines()[0]}",
+            where=f"{source.folder}/config.json",
+            hints=["a newer transformers may know it: `pip install -U transformers`"],
+        ) from error
 
 
 def _token_loss(self: Any, input_ids: torch.Tensor, position_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -108,14 +157,19 @@ def _from_factory(source: ModelSource) -> nn.Module:
     try:
         factory = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"factory `{source.factory}` cannot be imported: {error}", why="it is read as package.module:function",
-                         hints=["run from the folder that holds the module, or install its package"]) from error
+        raise UsageError(
+            f"factory `{source.factory}` cannot be imported: {error}",
+            why="it is read as package.module:function",
+            hints=["run from the folder that holds the module, or install its package"],
+        ) from error
     with parameters_on_meta():
         made = factory()
     model, loss = made if isinstance(made, tuple) else (made, None)
     if not isinstance(model, nn.Module):
-        raise UsageError(f"factory `{source.factory}` returned {type(model).__name__}, not a torch.nn.Module",
-                         hints=["return `module`, or `(module, loss)` with loss(module, batch) -> (loss_sum, token_count)"])
+        raise UsageError(
+            f"factory `{source.factory}` returned {type(model).__name__}, not a torch.nn.Module",
+            hints=["return `module`, or `(module, loss)` with loss(module, batch) -> (loss_sum, token_count)"],
+        )
 
     def token_loss(self: nn.Module, input_ids: torch.Tensor, position_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         batch = {"input_ids": input_ids, "position_ids": position_ids, "labels": labels}
@@ -148,8 +202,11 @@ def _blocks(model: nn.Module) -> list[str]:
     classes = set(getattr(model, "_no_split_modules", None) or ())
     named = [name for name, module in model.named_modules() if type(module).__name__ in classes]
     if not named:
-        lists = [(sum(p.numel() for p in module.parameters()), name, module) for name, module in model.named_modules()
-                 if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1]
+        lists = [
+            (sum(p.numel() for p in module.parameters()), name, module)
+            for name, module in model.named_modules()
+            if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
+        ]
         if not lists:
             return []
         _, prefix, largest = max(lists, key=lambda entry: entry[0])

@@ -66,8 +66,12 @@ def initialise(model: nn.Module, seed: int, source_name: str) -> None:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for scope in scopes:
             modules = list(scope.modules()) if id(scope) in inside else [scope]
-            owned = [(module, key, param) for module in modules for key, param in module._parameters.items()
-                     if param is not None and id(param) not in done]
+            owned = [
+                (module, key, param)
+                for module in modules
+                for key, param in module._parameters.items()
+                if param is not None and id(param) not in done
+            ]
             if not owned:
                 continue
             done.update(id(param) for _, _, param in owned)
@@ -82,9 +86,11 @@ def initialise(model: nn.Module, seed: int, source_name: str) -> None:
                         reset()
                     elif any(owner is module for owner, _, _ in owned):
                         raise UsageError(
-                            f"`{names[id(module)]}` of `{source_name}` ({type(module).__name__}) has parameters and no `reset_parameters`",
-                            why="shardwise builds on the meta device and fills each rank's shard by that method",
-                            hints=["give the module a `reset_parameters(self)` that fills its own parameters"])
+                            f"`{names[id(module)] or 'the module itself'}` of `{source_name}` has parameters\n       and no `reset_parameters`",
+                            why="shardwise builds on the meta device and fills each rank's shard by it",
+                            hints=["give the module a `reset_parameters(self)` that fills its own"],
+                            common=True,
+                        )
                 made = [module._parameters[key] for module, key, _ in owned]
             finally:
                 for module, key, param in owned:
@@ -129,7 +135,7 @@ def load_weights(model: nn.Module, folder: Path, say: Callable[[str], None] = la
                 step = max(1, _READ_BYTES // max(1, local[0].numel() * 4))
                 for start in range(rows.start, rows.stop, step):
                     stop = min(start + step, rows.stop)
-                    local[start - rows.start:stop - rows.start].copy_(part[start:stop])
+                    local[start - rows.start : stop - rows.start].copy_(part[start:stop])
 
 
 def _persistent(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -151,10 +157,15 @@ def _index(folder: Path) -> dict[str, tuple[str, list[int]]]:
         files = sorted(file.name for file in folder.glob("*.safetensors"))
     missing = [file for file in files if not (folder / file).is_file()]
     if missing or not files:
-        raise OnDisk(f"`{folder}` lacks " + (", ".join(missing) if missing else "a *.safetensors file"),
-                     why="the index names it" if missing else "weights are read from safetensors only, since a pickle can run code",
-                     hints=["fetch the model again" if missing
-                            else "convert once: `AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW)`"])
+        raise OnDisk(
+            f"`{folder}` lacks " + (", ".join(missing) if missing else "a *.safetensors file"),
+            why="the index names it" if missing else "weights are read from safetensors only, since a pickle can run code",
+            hints=[
+                "fetch the model again"
+                if missing
+                else "convert once: `AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW)`"
+            ],
+        )
     found: dict[str, tuple[str, list[int]]] = {}
     for file in files:
         with safe_open(folder / file, framework="pt") as handle:
@@ -171,21 +182,32 @@ def _match(model: Any, wanted: dict[str, torch.Tensor], found: dict[str, tuple[s
     missing = [name for name, key in keys.items() if key not in found]
     # A tied weight is one parameter with two names; files may hold either or both. Rotary tables of old files are recomputed.
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    unexpected = [key for key in found if key not in keys.values() and key not in every and not key.endswith("rotary_emb.inv_freq")]
+    unexpected = [
+        key for key in found if key not in keys.values() and key not in every and not key.endswith("rotary_emb.inv_freq")
+    ]
     for name in [*missing]:
         other = next((twin for twin in _twins(model, name) if twin in found), None)
         if other:
             keys[name] = other
             missing.remove(name)
-    wrong = [f"`{name}`: model {list(wanted[name].shape)}, file {found[key][1]}" for name, key in keys.items()
-             if key in found and list(wanted[name].shape) != list(found[key][1])]
+    wrong = [
+        f"`{name}`: model {list(wanted[name].shape)}, file {found[key][1]}"
+        for name, key in keys.items()
+        if key in found and list(wanted[name].shape) != list(found[key][1])
+    ]
     if not (missing or unexpected or wrong):
         return keys
-    lines = [("missing", f"`{name}`" + (f", nearest in the file `{close}`" if (close := nearest(name, found, 0.8)) else "")) for name in missing[:5]]
+    lines = [
+        ("missing", f"`{name}`" + (f", nearest in the file `{close}`" if (close := nearest(name, found, 0.8)) else ""))
+        for name in missing[:5]
+    ]
     lines += [("unknown", f"`{key}`") for key in unexpected[:5]] + [("shape", text) for text in wrong[:5]]
-    raise OnDisk(f"weights in `{folder}` do not fit the model: {len(missing)} missing, {len(unexpected)} unknown, {len(wrong)} of another shape",
-                 lines=lines, why="what is not loaded would stay random without a word",
-                 hints=["give the folder whose config.json belongs to these weights"])
+    raise OnDisk(
+        f"weights in `{folder}` do not fit the model: {len(missing)} missing, {len(unexpected)} unknown, {len(wrong)} of another shape",
+        lines=lines,
+        why="what is not loaded would stay random without a word",
+        hints=["give the folder whose config.json belongs to these weights"],
+    )
 
 
 def _twins(model: nn.Module, name: str) -> list[str]:

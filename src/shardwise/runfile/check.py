@@ -35,7 +35,9 @@ def check(given: Given) -> tuple[RunConfig | None, list[Problem]]:
         wrong.setdefault(path, problem)
     problems = [*given.problems, *wrong.values()]
     promised = {key for one in problems for key in one.gives}
-    missing = [path for error in errors if error["type"] == "missing" and not _inside_pair(error) for path in _leaves(_path(error))]
+    missing = [
+        path for error in errors if error["type"] == "missing" and not _inside_pair(error) for path in _leaves(_path(error))
+    ]
     lacking = [path for path in missing if dotted(path) not in promised and not _covered(path, wrong)]
     problems += _missing(given, lacking)
     doubtful = frozenset({dotted(path) for path in (*wrong, *lacking)} | promised | {dotted(path) for path in missing})
@@ -123,7 +125,13 @@ def _said(value: Any, wanted: str) -> str:
     if isinstance(value, (int, float)):
         return ("not whole" if whole and isinstance(value, float) else "out of range") if number else "a number"
     if isinstance(value, str):
-        return "a number in quotes" if number and _number(value) is not None else "none of these" if "`" in wanted and "text" not in wanted else "text"
+        return (
+            "a number in quotes"
+            if number and _number(value) is not None
+            else "none of these"
+            if "`" in wanted and "text" not in wanted
+            else "text"
+        )
     return f"a list of {len(value)}" if isinstance(value, list) else "a mapping"
 
 

@@ -73,7 +73,9 @@ def _of(whose: str) -> str:
 
 def _no_strategy(what: str, value: Any) -> str:
     return (
-        f"{what}; hybrid sharding {NOT_YET}" if "hybrid" in str(value).lower() or plain(value) in ("4", "5") else f"{what}; `{short(value)}` names no strategy"
+        f"{what}; hybrid sharding {NOT_YET}"
+        if "hybrid" in str(value).lower() or plain(value) in ("4", "5")
+        else f"{what}; `{short(value)}` names no strategy"
     )
 
 
@@ -145,10 +147,16 @@ _VALUES: dict[str, Callable[[Any], str | None]] = {
     "checkpoint.keep_best": if_true("1", "0"),
     "trackers": tracker_names,
     "data.validation": lambda value: (
-        "null" if value in (0, False) and value is not None else typed(value / 100) if isinstance(value, (int, float)) and 1 <= value < 50 else None
+        "null"
+        if value in (0, False) and value is not None
+        else typed(value / 100)
+        if isinstance(value, (int, float)) and 1 <= value < 50
+        else None
     ),
     "margin": lambda value: typed(value / 100) if isinstance(value, (int, float)) and 1 <= value <= 50 else None,
-    "early_stop": lambda value: f"{{patience: {value}}}" if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None,
+    "early_stop": lambda value: (
+        f"{{patience: {value}}}" if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    ),
     "layout.micro_batch": by_table(auto="null"),
     "layout.grad_accum": by_table(auto="null"),
     "cluster.gpus_per_node": by_table(auto="null"),
@@ -157,7 +165,9 @@ _VALUES: dict[str, Callable[[Any], str | None]] = {
 
 def _foreign_strategy(word: str, value: Any) -> Foreign | None:
     if "hybrid" in word:
-        return Foreign(f"hybrid sharding {NOT_YET}", (Write("layout.strategy", "full_shard", "cut over all ranks"), "leave it to the plan"))
+        return Foreign(
+            f"hybrid sharding {NOT_YET}", (Write("layout.strategy", "full_shard", "cut over all ranks"), "leave it to the plan")
+        )
     if word.startswith("zero") and (stage := stage_of(word)):
         return Foreign("is DeepSpeed's word", (Write("layout.strategy", stage),))
     ours = strategy_of(word) if isinstance(value, str) and not word.isdigit() else None

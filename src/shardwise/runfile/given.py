@@ -77,7 +77,11 @@ class Given:
         """The value at ``path``, None where there is none."""
         found: Any = self.values
         for part in path:
-            inside = part in found if isinstance(found, dict) else isinstance(found, list) and isinstance(part, int) and part < len(found)
+            inside = (
+                part in found
+                if isinstance(found, dict)
+                else isinstance(found, list) and isinstance(part, int) and part < len(found)
+            )
             if not inside:
                 return None
             found = found[part]
@@ -164,13 +168,19 @@ def _refuse_torn(file: File, text: str, tree: Tree) -> None:
         return
     start = ["docs/run-file.md shows the smallest run file"]
     if not tree.faults:
-        kind = "empty" if tree.value is None else f"a {'list' if isinstance(tree.value, list) else 'single value'}, not a mapping of keys"
+        kind = (
+            "empty"
+            if tree.value is None
+            else f"a {'list' if isinstance(tree.value, list) else 'single value'}, not a mapping of keys"
+        )
         raise UsageError(f"run file `{file}` is {kind}", hints=start, common=True)
     fault = tree.faults[0]
     lines = text.splitlines()
     line = lines[fault.line - 1] if fault.line <= len(lines) else ""
     shown = [("line", f"`{line.rstrip()[:70]}`")] if line.strip() else []
-    raise UsageError(f"not YAML: {fault.what}", where=f"{file}:{fault.line}:{fault.column}", lines=shown, hints=[fault.hint], common=True)
+    raise UsageError(
+        f"not YAML: {fault.what}", where=f"{file}:{fault.line}:{fault.column}", lines=shown, hints=[fault.hint], common=True
+    )
 
 
 def _fault(given: Given, fault: Fault) -> Problem:

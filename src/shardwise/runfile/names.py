@@ -65,7 +65,9 @@ def _unknown_column(given: Given, path: Path, name: str) -> Problem:
 
 def _unknown_shape(given: Given, shape: str) -> Problem:
     close = _nearest_shapes(shape)
-    what = f"is none of the {len(source.shapes())} shapes that ship with shardwise" + (f"; the nearest: {', '.join(close)}" if close else "")
+    what = f"is none of the {len(source.shapes())} shapes that ship with shardwise" + (
+        f"; the nearest: {', '.join(close)}" if close else ""
+    )
     return given.problem(
         ("model", "shape"),
         what,
@@ -98,7 +100,9 @@ def _unknown_device(given: Given, device: str) -> Problem:
         name for name in [nearest(device, hardware.DEVICES)] if name
     ]
     if close:
-        return given.problem(path, "is no device shardwise knows by that name", *(Write("cluster.device", name) for name in close[:2]))
+        return given.problem(
+            path, "is no device shardwise knows by that name", *(Write("cluster.device", name) for name in close[:2])
+        )
     return given.problem(
         path,
         "is none of the devices shardwise knows: cpu, " + ", ".join(hardware.DEVICES),

@@ -42,7 +42,9 @@ def error_of(name: str, problems: Sequence[Problem], values: Mapping[str, Any]) 
         values: The run file as read, to know which sections are there to write under.
     """
     lines = [(str(number), _text(one, values)) for number, one in enumerate(sorted(problems, key=lambda one: one.order), 1)]
-    return UsageError(f"{name}: {len(problems)} problem{'s' if len(problems) != 1 else ''}", lines=lines, hints=[_REFERENCE], common=True)
+    return UsageError(
+        f"{name}: {len(problems)} problem{'s' if len(problems) != 1 else ''}", lines=lines, hints=[_REFERENCE], common=True
+    )
 
 
 def _text(problem: Problem, values: Mapping[str, Any]) -> str:

@@ -28,7 +28,10 @@ _VAGUE = {
     "columns",
     "system",
 }
-_OWN = {key: [name for name in KEYS if name.rpartition(".")[2] == key and "[]" not in name] for key in (name.rpartition(".")[2] for name in KEYS)}
+_OWN = {
+    key: [name for name in KEYS if name.rpartition(".")[2] == key and "[]" not in name]
+    for key in (name.rpartition(".")[2] for name in KEYS)
+}
 
 
 def key_name(path: Path) -> str:
@@ -53,7 +56,9 @@ def unknown(given: Given, path: Path) -> Problem:
     if plain in known and plain != word:
         return given.problem(path, f"is spelled `{plain}`", Write(dotted((*section, plain)), typed(value)))
     if "." in word and key_name(tuple(word.split("."))) in KEYS:
-        return given.problem(path, "points are for `--set`; in the file a key stands under its section", Write(word, typed(value)))
+        return given.problem(
+            path, "points are for `--set`; in the file a key stands under its section", Write(word, typed(value))
+        )
     if section and section[0] == "model" and {"shape", "factory"} <= set(given.at(tuple(section))):
         return given.problem(path, "`shape` and `factory` exclude each other", "keep one of the two")
     foreign = foreign_key(word, value, given.at(tuple(section)) if section else given.values)

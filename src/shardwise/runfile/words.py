@@ -31,7 +31,11 @@ HF, TRL, ACC, FSDP, DS, AXO = "Hugging Face Trainer", "TRL", "accelerate", "FSDP
 
 
 def _whole(value: Any) -> str | None:
-    return str(int(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value) and value > 0 else None
+    return (
+        str(int(value))
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value) and value > 0
+        else None
+    )
 
 
 def plain(value: Any) -> str:
@@ -84,7 +88,11 @@ def stage_of(value: Any) -> str | None:
 def _fsdp_config(value: Any) -> str | None:
     if not isinstance(value, Mapping):
         return None
-    given = [value[key] for key in ("fsdp_sharding_strategy", "sharding_strategy", "fsdp_reshard_after_forward", "reshard_after_forward") if key in value]
+    given = [
+        value[key]
+        for key in ("fsdp_sharding_strategy", "sharding_strategy", "fsdp_reshard_after_forward", "reshard_after_forward")
+        if key in value
+    ]
     return _reshard(given[0]) if given else "full_shard"
 
 
@@ -135,7 +143,9 @@ ATTENTION = by_table(
     true="document",
     false="auto",
 )
-CHECKPOINTING = by_table(true="full", false="none", yes="full", no="none", full="full", block="full", on="full", off="none", null="none", none="none")
+CHECKPOINTING = by_table(
+    true="full", false="none", yes="full", no="none", full="full", block="full", on="full", off="none", null="none", none="none"
+)
 OPTIMIZERS = by_table(
     adamw="adamw",
     adamw_torch="adamw",
@@ -150,7 +160,9 @@ _NEVER = "nothing here takes its place"
 
 WORDS: dict[str, Word] = {
     # what a step is
-    "per_device_train_batch_size": Word(HF, "layout.micro_batch", _whole, "the plan finds it where it is left out; `global_batch` counts all ranks"),
+    "per_device_train_batch_size": Word(
+        HF, "layout.micro_batch", _whole, "the plan finds it where it is left out; `global_batch` counts all ranks"
+    ),
     "per_gpu_train_batch_size": Word(HF, "layout.micro_batch", _whole, "the plan finds it where it is left out"),
     "per_device_batch_size": Word(HF, "layout.micro_batch", _whole, "the plan finds it where it is left out"),
     "micro_batch_size": Word(AXO, "layout.micro_batch", _whole, "the plan finds it where it is left out"),
@@ -207,7 +219,9 @@ WORDS: dict[str, Word] = {
     "validation_file": Word(HF, "data.validation"),
     "eval_dataset": Word(HF, "data.validation"),
     "val_set_size": Word(AXO, "data.validation"),
-    "validation_split_percentage": Word(HF, "data.validation", lambda v: typed(v / 100) if isinstance(v, (int, float)) and 0 < v < 100 else None),
+    "validation_split_percentage": Word(
+        HF, "data.validation", lambda v: typed(v / 100) if isinstance(v, (int, float)) and 0 < v < 100 else None
+    ),
     "dataset_text_field": Word(TRL, "data.columns.text"),
     "assistant_only_loss": Word(TRL, "data.format", if_true("chat", "text")),
     "completion_only_loss": Word(TRL, "data.format", if_true("prompt", "text")),

@@ -69,8 +69,11 @@ def _templates(model: nn.Module, units: Sequence[Unit]) -> tuple[list[str], dict
     kinds: list[tuple[str, Any]] = []
     for index, unit in enumerate(unit for unit in units if unit.kind == "block"):
         block = model.get_submodule(unit.modules[0])
-        kind = (type(block).__name__, tuple((key, tuple(p.shape)) for key, p in block.named_parameters()),
-                layer_types[index] if index < len(layer_types) else None)
+        kind = (
+            type(block).__name__,
+            tuple((key, tuple(p.shape)) for key, p in block.named_parameters()),
+            layer_types[index] if index < len(layer_types) else None,
+        )
         kinds.append((unit.name, kind))
         if len(seen.setdefault(kind, [])) < 3:
             seen[kind].append(unit.name)
@@ -83,8 +86,19 @@ def _templates(model: nn.Module, units: Sequence[Unit]) -> tuple[list[str], dict
     return traced, templates
 
 
-def trace_step(model: nn.Module, units: Sequence[Unit], *, micro_batch: int, seq_len: int, dtype: str, activation_checkpointing: str, attention_path: str,
-          chunk_tokens: int, kind: str = "cpu", cache: Path | None = None) -> Trace:
+def trace_step(
+    model: nn.Module,
+    units: Sequence[Unit],
+    *,
+    micro_batch: int,
+    seq_len: int,
+    dtype: str,
+    activation_checkpointing: str,
+    attention_path: str,
+    chunk_tokens: int,
+    kind: str = "cpu",
+    cache: Path | None = None,
+) -> Trace:
     """Bytes of one forward and backward of ``model`` between FSDP's events.
 
     Args:
@@ -98,9 +112,25 @@ def trace_step(model: nn.Module, units: Sequence[Unit], *, micro_batch: int, seq
     """
     heads = [module for module in model.modules() if isinstance(module, LossHead)]
     tokens = micro_batch * seq_len
-    ask = functools.partial(_trace_once, model, units, micro_batch, seq_len, dtype, activation_checkpointing, attention_path, kind)
-    key = digest([_identity(model), [(u.name, u.modules) for u in units], micro_batch, seq_len, dtype, activation_checkpointing, attention_path,
-                  chunk_tokens, kind, torch.__version__, _transformers_version(), _FORMAT])
+    ask = functools.partial(
+        _trace_once, model, units, micro_batch, seq_len, dtype, activation_checkpointing, attention_path, kind
+    )
+    key = digest(
+        [
+            _identity(model),
+            [(u.name, u.modules) for u in units],
+            micro_batch,
+            seq_len,
+            dtype,
+            activation_checkpointing,
+            attention_path,
+            chunk_tokens,
+            kind,
+            torch.__version__,
+            _transformers_version(),
+            _FORMAT,
+        ]
+    )
     file = cache / f"{key}.json" if cache else None
     if file and file.is_file():
         return Trace.from_json(json.loads(file.read_text("utf-8")))
@@ -150,8 +180,17 @@ class _PostBackward(torch.autograd.Function):
         return (None, *grads)
 
 
-def _trace_once(model: nn.Module, units: Sequence[Unit], micro_batch: int, seq_len: int, dtype: str, activation_checkpointing: str,
-                attention_path: str, kind: str, chunk_tokens: int) -> Trace:
+def _trace_once(
+    model: nn.Module,
+    units: Sequence[Unit],
+    micro_batch: int,
+    seq_len: int,
+    dtype: str,
+    activation_checkpointing: str,
+    attention_path: str,
+    kind: str,
+    chunk_tokens: int,
+) -> Trace:
     traced, _ = _templates(model, units)
     names = _traced_names(units, traced)
     compute = DTYPES[dtype]
@@ -162,7 +201,9 @@ def _trace_once(model: nn.Module, units: Sequence[Unit], micro_batch: int, seq_l
         for module in small.modules():
             for key, buffer in module._buffers.items():
                 if buffer is not None:
-                    module._buffers[key] = fake.from_tensor(buffer) if not buffer.is_meta else torch.empty(buffer.shape, dtype=buffer.dtype)
+                    module._buffers[key] = (
+                        fake.from_tensor(buffer) if not buffer.is_meta else torch.empty(buffer.shape, dtype=buffer.dtype)
+                    )
                     log.ignore(module._buffers[key])
             if isinstance(module, LossHead):
                 module.chunk_tokens = chunk_tokens
@@ -171,10 +212,13 @@ def _trace_once(model: nn.Module, units: Sequence[Unit], micro_batch: int, seq_l
             inputs = [torch.zeros(micro_batch, seq_len, dtype=torch.int64) for _ in range(3)]
             numbers = [log.see(tensor) for tensor in inputs]
             grads = _run(small, inputs, log, params, owners, names)
-    compiled = kind == "cpu" and torch.backends.mkldnn.is_available() and bool(  # type: ignore[no-untyped-call]
-        torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return Trace(tuple(names), tuple(account(log, set(numbers), grads, names, {unit.name: unit.kind for unit in units}, activation_checkpointing)),
-                 len(log.matmuls) * ONEDNN_KERNEL_BYTES if compiled else 0)
+    has_mkldnn = kind == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    compiled = has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return Trace(
+        tuple(names),
+        tuple(account(log, set(numbers), grads, names, {unit.name: unit.kind for unit in units}, activation_checkpointing)),
+        len(log.matmuls) * ONEDNN_KERNEL_BYTES if compiled else 0,
+    )
 
 
 def _truncated(model: nn.Module, units: Sequence[Unit], traced: list[str]) -> Any:
@@ -201,15 +245,24 @@ def _fake_parameters(model: nn.Module, dtype: torch.dtype, log: Log) -> list[nn.
                 continue
             if id(param) not in made:
                 floating = param.is_floating_point()
-                made[id(param)] = nn.Parameter(torch.empty(param.shape, dtype=dtype if floating else param.dtype, device="cpu"),
-                                               requires_grad=param.requires_grad)
+                made[id(param)] = nn.Parameter(
+                    torch.empty(param.shape, dtype=dtype if floating else param.dtype, device="cpu"),
+                    requires_grad=param.requires_grad,
+                )
                 log.ignore(made[id(param)])
             module._parameters[key] = made[id(param)]
     return list(made.values())
 
 
-def _hook(model: Any, units: Sequence[Unit], names: list[str], traced: list[str], compute: torch.dtype, activation_checkpointing: str,
-          log: Log) -> dict[int, int]:
+def _hook(
+    model: Any,
+    units: Sequence[Unit],
+    names: list[str],
+    traced: list[str],
+    compute: torch.dtype,
+    activation_checkpointing: str,
+    log: Log,
+) -> dict[int, int]:
     """Put marks where FSDP2 has its hooks; returns parameter id -> unit, root's left out.
 
     Source: torch 2.15 ``_fsdp_state.py`` ``_pre_forward`` / ``_post_forward``, ``_fsdp_param_group.py`` ``RegisterPostBackwardFunction``.
@@ -268,7 +321,9 @@ def _mark_once(log: Log, unit: int) -> None:
         log.mark("pre_backward", unit)
 
 
-def _run(model: Any, inputs: list[torch.Tensor], log: Log, params: list[nn.Parameter], owners: dict[int, int], names: list[str]) -> set[int]:
+def _run(
+    model: Any, inputs: list[torch.Tensor], log: Log, params: list[nn.Parameter], owners: dict[int, int], names: list[str]
+) -> set[int]:
     """One forward and backward; returns the storages that became parameters' gradients."""
     root = len(names) - 1
     grads: set[int] = set()
@@ -294,9 +349,11 @@ def _run(model: Any, inputs: list[torch.Tensor], log: Log, params: list[nn.Param
             grads.update(log.see(param.grad) for param in params if param.grad is not None)
             log.mark("final", root)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise UsageError(f"memory of {type(model).__name__} depends on what it computes (`{error.func}`), so it cannot be planned yet",
-                         why="a mixture of experts routes tokens by value; routing is not modelled in this version",
-                         hints=["choose a dense model (`--set model.shape=llama-3.1-8b`)"]) from error
+        raise UsageError(
+            f"memory of {type(model).__name__} depends on what it computes (`{error.func}`), so it cannot be planned yet",
+            why="a mixture of experts routes tokens by value; routing is not modelled in this version",
+            hints=["choose a dense model (`--set model.shape=llama-3.1-8b`)"],
+        ) from error
     finally:
         log.mark = mark  # type: ignore[method-assign]
         for param in params:
@@ -319,7 +376,9 @@ def _with_long_head(whole: Trace, head: LossHead, tokens: int, chunk_tokens: int
     at = next(i for i, point in enumerate(whole.points) if point.event == "loss")
     old, extra = whole.points[at], line(0)
     peak = {key: old.live.get(key, 0) + extra.get(key, 0) for key in old.live.keys() | extra.keys()}
-    return Trace(whole.units, (*whole.points[:at], Point(old.event, old.unit, old.live, peak), *whole.points[at + 1:]), whole.kernel_bytes)
+    return Trace(
+        whole.units, (*whole.points[:at], Point(old.event, old.unit, old.live, peak), *whole.points[at + 1 :]), whole.kernel_bytes
+    )
 
 
 def _trace_head(head: LossHead, chunk_tokens: int, chunks: int, dtype: str, kind: str) -> list[dict[str, int]]:

@@ -55,7 +55,8 @@ class _Flash(torch.autograd.Function):
         return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
 
 
-def _flash_like(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any,
-                **kwargs: Any) -> tuple[torch.Tensor, None]:
+def _flash_like(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[torch.Tensor, None]:
     result: torch.Tensor = _Flash.apply(*(t.transpose(1, 2).contiguous() for t in (query, key, value)))
     return result, None

@@ -13,8 +13,16 @@ from torch.utils._pytree import tree_leaves
 from ..spec import Point
 
 _ATEN = torch.ops.aten
-_PROMOTING = {_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.mul.Tensor, _ATEN.div.Tensor, _ATEN.add_.Tensor, _ATEN.sub_.Tensor, _ATEN.mul_.Tensor,
-              _ATEN.div_.Tensor}
+_PROMOTING = {
+    _ATEN.add.Tensor,
+    _ATEN.sub.Tensor,
+    _ATEN.mul.Tensor,
+    _ATEN.div.Tensor,
+    _ATEN.add_.Tensor,
+    _ATEN.sub_.Tensor,
+    _ATEN.mul_.Tensor,
+    _ATEN.div_.Tensor,
+}
 
 
 _MATMULS = {_ATEN.mm.default, _ATEN.mm.out, _ATEN.bmm.default, _ATEN.addmm.default}
@@ -95,8 +103,9 @@ class Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def account(log: Log, inputs: set[int], grads: set[int], names: list[str], kinds: dict[str, str],
-            activation_checkpointing: str) -> list[Point]:
+def account(
+    log: Log, inputs: set[int], grads: set[int], names: list[str], kinds: dict[str, str], activation_checkpointing: str
+) -> list[Point]:
     """Turn the log into points: what lived at each mark and the most until the next, by row."""
     born: dict[int, int] = {}
     died: dict[int, int] = {}

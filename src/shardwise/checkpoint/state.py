@@ -1,21 +1,10 @@
-"""Saved resumable state: tensors through ``torch.distributed.checkpoint`` (DCP), all else as JSON, visible only when whole.
-
-    step-N/               appears by one rename, after every file was flushed and the manifest written
-      __R_0.distcp        DCP: model.<name>, optim.<name>.exp_avg, optim.<name>.exp_avg_sq, rng.<world>.<rank>
-      .metadata           DCP: which tensor lies where
-      state.json          what the trainer passed in, the optimizer's step counts, the world size
-      manifest.json       size and xxh3 of every other file: without it the folder was never finished
-    .tmp-step-N/          a save or a removal that did not end; swept by the next save
-
-Every item is a tensor: DCP pickles other values and unpickles them without care (facts/feasibility.md B.2). Another world size reads the same files.
-"""
+"""Saving and loading the state of a run through ``torch.distributed.checkpoint`` (DCP)."""
 
 from __future__ import annotations
 
 import errno
 import io
 import json
-import os
 import pickle
 import shutil
 import textwrap
@@ -34,97 +23,14 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from .errors import NotReady, OnDisk, ShardwiseError, UsageError, nearest
-from .units import bytes_text
+from ..errors import NotReady, OnDisk, ShardwiseError, nearest
+from ..units import bytes_text
+from .folder import SCHEMA, aside_of, flush, folder_of, free_bytes, hash_of, require_whole
 
 T = TypeVar("T")
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_SCHEMA = 1
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-# ---- folders
-
-
-def folder_of(checkpoints: Path, step: int) -> Path:
-    return checkpoints / f"step-{step}"
-
-
-def steps(checkpoints: Path) -> list[int]:
-    """Steps of the whole checkpoints, ascending. A folder without a manifest was never finished."""
-    return sorted(int(path.name[5:]) for path in checkpoints.glob("step-*") if path.name[5:].isdigit() and (path / "manifest.json").is_file())
-
-
-def find(checkpoints: Path, step: int | None = None) -> Path:
-    """The folder of a whole checkpoint: of ``step``, or the newest.
-
-    Raises:
-        OnDisk: There is none.
-    """
-    whole = steps(checkpoints)
-    if not whole:
-        raise OnDisk("no whole checkpoint", where=str(checkpoints), why="the run ended before its first save", hints=["train again, in another `run_dir`"])
-    if step is not None and step not in whole:
-        raise OnDisk(f"no whole checkpoint of step {step}", where=str(checkpoints), why=f"the last whole ones are of steps {', '.join(map(str, whole[-6:]))}",
-                     hints=[f"leave the step out to take {whole[-1]}, the newest"])
-    return folder_of(checkpoints, whole[-1] if step is None else step)
-
-
-def size(checkpoints: Path, step: int) -> int:
-    """Bytes of one checkpoint on disk."""
-    return sum(file.stat().st_size for file in folder_of(checkpoints, step).iterdir())
-
-
-def prune(checkpoints: Path, keep_last: int, keep: set[int]) -> list[int]:
-    """Remove all whole checkpoints but the newest ``keep_last`` and those of ``keep``; the steps removed. One process calls it.
-
-    Raises:
-        UsageError: ``keep_last`` would leave none.
-    """
-    if keep_last < 1:
-        raise UsageError(f"{keep_last} checkpoints would be kept", why="at least the newest stays", hints=["keep 1"])
-    gone = [step for step in steps(checkpoints)[:-keep_last] if step not in keep]
-    for step in gone:
-        aside = _aside(checkpoints, step)
-        folder_of(checkpoints, step).rename(aside)  # at once no checkpoint any more, should we end half-way
-        shutil.rmtree(aside)
-    return gone
-
-
-def verify(folder: Path, *, hashes: bool = True) -> list[str]:
-    """What is wrong with a checkpoint, one sentence each; empty when it is whole.
-
-    Args:
-        hashes: Read every byte and compare; else sizes only.
-    """
-    try:
-        listed = json.loads((folder / "manifest.json").read_text("utf-8"))
-        files = {name: (int(facts["bytes"]), str(facts["xxh3"])) for name, facts in listed["files"].items()}
-        schema, step = listed["schema"], listed["step"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return [f"`manifest.json` cannot be read: {error.strerror if isinstance(error, OSError) else 'it is not whole'}"]
-    faults = [] if schema == _SCHEMA and folder.name == f"step-{step}" else [f"`manifest.json` is of step {step}, schema {schema}"]
-    for name, (num_bytes, digest) in files.items():
-        file = folder / name
-        if not file.is_file():
-            faults.append(f"`{name}` is missing")
-        elif file.stat().st_size != num_bytes:
-            faults.append(f"`{name}` has {file.stat().st_size:,} bytes, {num_bytes:,} were written")
-        elif hashes and _hash(file) != digest:
-            faults.append(f"`{name}` was changed after it was written (xxh3 differs)")
-    return faults
-
-
-def require_whole(folder: Path, *, hashes: bool) -> None:
-    """Refuse a checkpoint that ``verify`` finds a fault in.
-
-    Raises:
-        OnDisk: With the first faults.
-    """
-    if faults := verify(folder, hashes=hashes):
-        raise OnDisk(f"checkpoint `{folder.name}` is not whole", lines=[("fault", fault) for fault in faults[:4]], where=str(folder),
-                     hints=["`shardwise checkpoint verify RUN` tells which ones are", "an older step can be asked for: `--resume RUN@STEP`, `export --step`"])
 
 
 # ---- save
@@ -142,20 +48,29 @@ def save(checkpoints: Path, step: int, model: nn.Module, optimizer: torch.optim.
 
     Collective: every rank must call it.
     """
-    aside, final = _aside(checkpoints, step), folder_of(checkpoints, step)
+    aside, final = aside_of(checkpoints, step), folder_of(checkpoints, step)
     tensors = _tensors(model, optimizer)
     # A DTensor counts whole, so this is the sum over ranks. Each piece has a header, each rank random state.
     pieces = len(tensors) * _world_size()
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) + pieces * 2048 + _world_size() * 16384 + (1 << 16)
+    needed = (
+        sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        + pieces * 2048
+        + _world_size() * 16384
+        + (1 << 16)
+    )
     facts = {**state, "step": step, "optimizer_steps": _step_counts(model, optimizer), "world_size": _world_size()}
 
     def begin() -> None:
         if (final / "manifest.json").is_file():
-            raise OnDisk(f"checkpoint of step {step} is there already", where=str(final), why="a checkpoint is never overwritten",
-                         hints=["remove it, or go on from it with `--resume`"])
+            raise OnDisk(
+                f"checkpoint of step {step} is there already",
+                where=str(final),
+                why="a checkpoint is never overwritten",
+                hints=["remove it, or go on from it with `--resume`"],
+            )
         for torn in [*checkpoints.glob(".tmp-step-*"), *([final] if final.exists() else [])]:
             shutil.rmtree(torn)
-        if _free(checkpoints) < needed:
+        if free_bytes(checkpoints) < needed:
             raise OSError(errno.ENOSPC, "foreseen")
         aside.mkdir()
 
@@ -180,25 +95,39 @@ def _publish(aside: Path, final: Path, facts: dict[str, Any]) -> None:
     """Make ``aside`` appear as ``final``: facts, then the manifest, then the rename, each on the disk before the next begins."""
     (aside / "state.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
     files = sorted(file for file in aside.iterdir() if file.is_file())
-    manifest = {"schema": _SCHEMA, "step": facts["step"], "files": {file.name: {"bytes": file.stat().st_size, "xxh3": _hash(file)} for file in files}}
+    manifest = {
+        "schema": SCHEMA,
+        "step": facts["step"],
+        "files": {file.name: {"bytes": file.stat().st_size, "xxh3": hash_of(file)} for file in files},
+    }
     for file in files:
-        _flush(file)
+        flush(file)
     (aside / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
-    _flush(aside / "manifest.json")
-    _flush(aside)
+    flush(aside / "manifest.json")
+    flush(aside)
     aside.rename(final)
-    _flush(final.parent)
+    flush(final.parent)
 
 
 def _unwritten(checkpoints: Path, step: int, needed: int, error: BaseException) -> NotReady:
     """The refusal of a save, and whether it is the disk that is full: torch's own text never says so (facts/feasibility.md B.7)."""
     if getattr(error, "errno", None) not in _FULL and "inline_container" not in str(error):
-        return NotReady(f"checkpoint of step {step} cannot be written", lines=[("reason", _reason(error))], where=str(checkpoints),
-                        hints=["`--set run_dir=...` writes elsewhere"], common=True)
-    disk = f"{bytes_text(_free(checkpoints))} are free, the checkpoint takes {bytes_text(needed)}"
-    return NotReady(f"checkpoint of step {step} does not fit on the disk", lines=[("disk", disk)], where=str(checkpoints),
-                    why="the disk is full, or a quota or `ulimit -f` is reached;\nwhat was written of it is removed again, older ones are untouched",
-                    hints=["free space, or `--set run_dir=...` on another disk", "`--set checkpoint.keep_last=1` keeps fewer checkpoints"], common=True)
+        return NotReady(
+            f"checkpoint of step {step} cannot be written",
+            lines=[("reason", _reason(error))],
+            where=str(checkpoints),
+            hints=["`--set run_dir=...` writes elsewhere"],
+            common=True,
+        )
+    disk = f"{bytes_text(free_bytes(checkpoints))} are free, the checkpoint takes {bytes_text(needed)}"
+    return NotReady(
+        f"checkpoint of step {step} does not fit on the disk",
+        lines=[("disk", disk)],
+        where=str(checkpoints),
+        why="the disk is full, or a quota or `ulimit -f` is reached;\nwhat was written of it is removed again, older ones are untouched",
+        hints=["free space, or `--set run_dir=...` on another disk", "`--set checkpoint.keep_last=1` keeps fewer checkpoints"],
+        common=True,
+    )
 
 
 # ---- load
@@ -240,11 +169,28 @@ class Reader(FileSystemReader):
 class _MetadataUnpickler(pickle.Unpickler):
     """Builds what DCP's ``.metadata`` is made of and nothing else. Source: seen in files of torch 2.15 (facts/feasibility.md B.2)."""
 
-    _ALLOWED = frozenset({
-        ("torch", "Size"), ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        *(("torch.distributed.checkpoint.metadata", name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata",
-                                                                       "ChunkStorageMetadata", "BytesStorageMetadata", "_MEM_FORMAT_ENCODING"))})
+    _ALLOWED = frozenset(
+        {
+            ("torch", "Size"),
+            ("torch.serialization", "_get_layout"),
+            ("pathlib", "PosixPath"),
+            ("pathlib._local", "PosixPath"),
+            ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+            *(
+                ("torch.distributed.checkpoint.metadata", name)
+                for name in (
+                    "Metadata",
+                    "MetadataIndex",
+                    "StorageMeta",
+                    "TensorProperties",
+                    "TensorStorageMetadata",
+                    "ChunkStorageMetadata",
+                    "BytesStorageMetadata",
+                    "_MEM_FORMAT_ENCODING",
+                )
+            ),
+        }
+    )
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in self._ALLOWED or (module == "torch" and isinstance(vars(torch).get(name), torch.dtype)):
@@ -265,6 +211,7 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 
     Collective: every rank must call it.
     """
+
     def begin() -> dict[str, Any]:
         require_whole(folder, hashes=False)
         return dict(json.loads((folder / "state.json").read_text("utf-8")))
@@ -296,22 +243,35 @@ def _prepare_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, count
         for param in group["params"]:
             if (count := counts.get(names[param])) is not None:
                 device = param.device if group.get("fused") else "cpu"
-                optimizer.state[param] = {"step": torch.tensor(count, dtype=torch.float32, device=device),
-                                          **{moment: torch.zeros_like(param, memory_format=torch.preserve_format) for moment in _MOMENTS}}
+                optimizer.state[param] = {
+                    "step": torch.tensor(count, dtype=torch.float32, device=device),
+                    **{moment: torch.zeros_like(param, memory_format=torch.preserve_format) for moment in _MOMENTS},
+                }
 
 
 def _compare(wanted: dict[str, torch.Tensor], stored: dict[str, TensorStorageMetadata], folder: Path) -> list[str]:
     """The names of the saved random states, or every difference between what the run needs and what is there in one error."""
     kept = {name: entry for name, entry in stored.items() if not name.startswith("rng.")}
     missing, extra = sorted(wanted.keys() - kept.keys()), sorted(kept.keys() - wanted.keys())
-    forms = {name: (_form(wanted[name].dtype, wanted[name].shape), _form(entry.properties.dtype, entry.size)) for name, entry in kept.items() if name in wanted}
+    forms = {
+        name: (_form(wanted[name].dtype, wanted[name].shape), _form(entry.properties.dtype, entry.size))
+        for name, entry in kept.items()
+        if name in wanted
+    }
     other = [f"`{name}`:\nrun {mine}, saved {theirs}" for name, (mine, theirs) in forms.items() if mine != theirs]
     if not (missing or extra or other):
         return sorted(stored.keys() - kept.keys())
-    lines = [("missing", f"`{name}`" + (f",\nnearest `{close}`" if (close := nearest(name, extra, 0.8)) else "")) for name in missing[:4]]
+    lines = [
+        ("missing", f"`{name}`" + (f",\nnearest `{close}`" if (close := nearest(name, extra, 0.8)) else ""))
+        for name in missing[:4]
+    ]
     lines += [("unknown", f"`{name}`") for name in extra[:4]] + [("shape", text) for text in other[:4]]
-    raise OnDisk(f"another model: {len(missing)} tensors missing, {len(extra)} unknown, {len(other)} of another shape",
-                 lines=lines, where=str(folder), hints=["resume with the run's own config: `shardwise train --resume RUN`"])
+    raise OnDisk(
+        f"another model: {len(missing)} tensors missing, {len(extra)} unknown, {len(other)} of another shape",
+        lines=lines,
+        where=str(folder),
+        hints=["resume with the run's own config: `shardwise train --resume RUN`"],
+    )
 
 
 def _form(dtype: torch.dtype, shape: torch.Size) -> str:
@@ -319,8 +279,16 @@ def _form(dtype: torch.dtype, shape: torch.Size) -> str:
 
 
 def _unreadable(folder: Path, reason: str) -> OnDisk:
-    return OnDisk(f"checkpoint `{folder.name}` cannot be read", lines=[("reason", reason)], where=str(folder), common=True,
-                  hints=["`shardwise checkpoint verify RUN` names the file", "an older step can be asked for: `--resume RUN@STEP`, `export --step`"])
+    return OnDisk(
+        f"checkpoint `{folder.name}` cannot be read",
+        lines=[("reason", reason)],
+        where=str(folder),
+        common=True,
+        hints=[
+            "`shardwise checkpoint verify RUN` names the file",
+            "an older step can be asked for: `--resume RUN@STEP`, `export --step`",
+        ],
+    )
 
 
 # ---- what is saved
@@ -343,7 +311,11 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, to
 
 def _step_counts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
     """How often each parameter was updated; those that never were are left out."""
-    return {name: float(optimizer.state[param]["step"]) for name, param in model.named_parameters() if "step" in optimizer.state.get(param, {})}
+    return {
+        name: float(optimizer.state[param]["step"])
+        for name, param in model.named_parameters()
+        if "step" in optimizer.state.get(param, {})
+    }
 
 
 def _random_state() -> dict[str, torch.Tensor]:
@@ -398,28 +370,3 @@ def _cause(error: CheckpointException) -> BaseException:
 def _reason(error: BaseException) -> str:
     """The last line of a foreign error, folded to the screen."""
     return textwrap.fill(f"{type(error).__name__}: {(str(error).strip() or '?').splitlines()[-1]}", 68)
-
-
-def _aside(checkpoints: Path, step: int) -> Path:
-    return checkpoints / f".tmp-step-{step}"
-
-
-def _free(folder: Path) -> int:
-    disk = os.statvfs(folder)
-    return disk.f_bavail * disk.f_frsize
-
-
-def _hash(file: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with file.open("rb") as handle:
-        while block := handle.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
