@@ -93,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser().parse_args(words)
         return {"train": _train, "export": _export, "checkpoint": _checkpoint}[args.verb](args, console)
     except ShardwiseError as error:
-        console.error(error)
+        if not error.common or os.environ.get("RANK", "0") == "0":  # what all ranks of torchrun met is said once
+            console.error(error)
         return error.exit_code
     except KeyboardInterrupt:
         console.error(Interrupted("interrupted"))

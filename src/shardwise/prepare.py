@@ -136,12 +136,11 @@ def _cluster(request: Request) -> Cluster:
 def _plan(request: Request, run_dir: Path, source: ModelSource, model: torch.nn.Module, cluster: Cluster) -> Plan:
     """The plan given, the run's own where it still holds, else a new one."""
     if request.plan_file is not None:
-        return _read_plan(request.plan_file, request.run.config, cluster)
+        return _read_plan(request.plan_file, request.run.config, cluster, model)
     if request.resume is not None:
         stored = Plan.from_json(RunDir.open(run_dir).plan())
-        if stored.chosen.layout.world_size == cluster.world_size and not any(
-            key.startswith("layout") and at.startswith("--set") for key, at in request.run.sources.items()
-        ):
+        fixed_anew = any(key.startswith("layout") and at.startswith("--set") for key, at in request.run.sources.items())
+        if not fixed_anew and not _differences(stored, request.run.config, cluster, model):
             return stored
     return planner.make_plan(request.run, model, units(model), name=source.name, cluster=cluster)
 
@@ -154,7 +153,7 @@ def _data_text(prepared: Prepared, config: RunConfig, order: Order) -> str:
     )
 
 
-def _read_plan(path: Path, config: RunConfig, cluster: Cluster) -> Plan:
+def _read_plan(path: Path, config: RunConfig, cluster: Cluster, model: torch.nn.Module) -> Plan:
     """The plan of ``--plan``, refused where it is of another job."""
     try:
         plan = Plan.from_json(json.loads(path.read_text("utf-8")))
@@ -166,21 +165,39 @@ def _read_plan(path: Path, config: RunConfig, cluster: Cluster) -> Plan:
             where="`--plan`",
             hints=["leave `--plan` out to plan now"],
         ) from error
-    layout = plan.chosen.layout
-    if layout.world_size != cluster.world_size:
+    differences = _differences(plan, config, cluster, model)
+    if differences:
         raise UsageError(
-            f"the plan is for {layout.world_size} ranks, this run has {cluster.world_size}",
+            f"the plan is of another job: {len(differences)} difference{'s' * (len(differences) > 1)}",
+            lines=[("differs", text) for text in differences],
             where=f"`--plan {path}`",
-            hints=[f"`--workers {layout.world_size}`", "leave `--plan` out to plan for this machine"],
-        )
-    rows = layout.micro_batch * layout.grad_accum * layout.world_size
-    if rows != config.global_batch:
-        raise UsageError(
-            f"the plan makes steps of {rows} sequences, `global_batch` is {config.global_batch}",
-            where=f"`--plan {path}`",
-            hints=[f"`--set global_batch={rows}`", "leave `--plan` out to plan for this run file"],
+            hints=[
+                "leave `--plan` out to plan for this run",
+                f"`--workers {plan.chosen.layout.world_size}` where the ranks differ",
+            ],
         )
     return plan
+
+
+def _differences(plan: Plan, config: RunConfig, cluster: Cluster, model: torch.nn.Module) -> list[str]:
+    """In what a plan is of another job than this one, a text each."""
+    num_params = sum(param.numel() for param in model.parameters())
+    now = {
+        "global_batch": config.global_batch,
+        "seq_len": config.data.seq_len,
+        "precision": config.precision,
+        "reduce_dtype": config.reduce_dtype,
+    }
+    pairs: list[tuple[str, Any, Any]] = [
+        ("ranks", plan.chosen.layout.world_size, cluster.world_size),
+        ("parameters", plan.model["num_params"], num_params),
+    ]
+    pairs += [(key, plan.workload[key], value) for key, value in now.items()]
+    return [
+        f"{key}: plan {theirs:,}, run {ours:,}" if isinstance(ours, int) else f"{key}: plan {theirs}, run {ours}"
+        for key, theirs, ours in pairs
+        if theirs != ours
+    ]
 
 
 def _checkpoint_of(run_dir: Path, step: int | None) -> Path:

@@ -84,6 +84,35 @@ def test_a_run_saved_by_two_ranks_goes_on_with_one(cli, project):
     assert metrics(project / "run")[-3:] == pytest.approx(losses[3:], rel=1e-5)
 
 
+def test_a_plan_that_is_given_is_obeyed_and_one_of_another_job_refused(cli, project):
+    first = cli.json(
+        "train", "run.yaml", "--set", "layout.strategy=no_shard", "--set", "layout.micro_batch=2", "--set", "steps=2"
+    )
+    cli.json("train", "run.yaml", "--plan", "run/plan.json", "--set", "run_dir=again", "--set", "steps=2")
+    assert (project / "again/plan.json").read_text() == (project / "run/plan.json").read_text()
+    plan = json.loads((project / "again/plan.json").read_text())
+    assert plan["chosen"]["layout"]["strategy"] == "no_shard" and plan["schema"] == 1
+    assert {"model", "cluster", "workload", "chosen", "candidates", "refused", "nearest"} <= plan.keys()
+    assert metrics(project / "again") == metrics(project / "run") and first["steps"] == 2
+    other = cli(
+        "train", "run.yaml", "--plan", "run/plan.json", "--set", "run_dir=third", "--workers", "1", "--set", "data.seq_len=32"
+    )
+    assert other.returncode == 2
+    assert (
+        other.stderr
+        == """\
+error: the plan is of another job: 2 differences
+  differs: ranks: plan 2, run 1
+  differs: seq_len: plan 64, run 32
+  where: `--plan run/plan.json`
+
+hint: leave `--plan` out to plan for this run
+hint: `--workers 2` where the ranks differ
+exit code 2 (usage)
+"""
+    )
+
+
 def started(project, *words):
     env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
     return subprocess.Popen(
