@@ -14,8 +14,9 @@ test: $(STAMP)
 # What is longer than CI allows; the record is committed.
 test-all: test
 	@mkdir -p bench/records
-	@{ date -u +%Y-%m-%d; $(BIN)/shardwise --version; $(BIN)/python -c 'import torch; print("torch", torch.__version__)'; \
-	   $(BIN)/python -m pytest -m slow -v --durations=0; } | tee bench/records/slow-tests.txt
+	@{ date -u +%Y-%m-%d; $(BIN)/shardwise --version; $(BIN)/python -c 'import torch; print("torch", torch.__version__)'; } > bench/records/slow-tests.txt
+	$(BIN)/python -m pytest -m slow -v --durations=0 >> bench/records/slow-tests.txt || { cat bench/records/slow-tests.txt; exit 1; }
+	@cat bench/records/slow-tests.txt
 
 check: $(STAMP)
 	$(BIN)/ruff format --check --quiet .

@@ -6,9 +6,11 @@ run=runs/demo
 n=2
 while [ -e "$run" ]; do run=runs/demo-$n; n=$((n + 1)); done
 mkdir -p runs
-workers="--workers 2"                             # on CPU; with GPUs, all of them
-if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then workers=""; fi
-shardwise train examples/demo.yaml $workers --set run_dir="$run" --json > runs/last-demo.json
+workers=2                                         # on CPU; with GPUs as many as divide the 8 sequences of a step
+if command -v nvidia-smi >/dev/null 2>&1 && gpus=$(nvidia-smi -L 2>/dev/null | wc -l) && [ "$gpus" -gt 0 ]; then
+  for workers in 8 4 2 1; do if [ "$workers" -le "$gpus" ]; then break; fi; done
+fi
+shardwise train examples/demo.yaml --workers "$workers" --set run_dir="$run" --json > runs/last-demo.json
 shardwise export "$run" "$run/export"
 echo
 echo "text made by plain transformers from $run/export:"

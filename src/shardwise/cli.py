@@ -33,6 +33,12 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message, hints=[f"`{self.prog} --help`"])
 
 
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is no number of 1 or more")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     top = _Parser(
@@ -58,7 +64,9 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="set any key of the run file: --set data.seq_len=512"
     )
-    train.add_argument("--workers", type=int, metavar="N", help="ranks on this machine (default: the run file's, else all GPUs)")
+    train.add_argument(
+        "--workers", type=_positive, metavar="N", help="ranks on this machine (default: the run file's, else all GPUs)"
+    )
     train.add_argument("--plan", type=Path, metavar="FILE", help="obey this plan.json instead of planning")
     train.add_argument("--resume", metavar="RUN[@STEP]", help="go on with a run from its newest (or that) checkpoint")
 
@@ -86,7 +94,20 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code."""
+    """Run a command line; returns the exit code.
+
+    A rank of torchrun leaves hard: after an error its peers may be stuck in a collective, and gloo's threads, alive at the interpreter's own end, were seen to
+    abort it (facts/feasibility.md B.1).
+    """
+    code = _run(argv)
+    if "RANK" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     console = Console(json="--json" in words, quiet="--quiet" in words, verbose="--verbose" in words)
     try:

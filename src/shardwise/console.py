@@ -73,7 +73,10 @@ class Console:
 
     def _print(self, text: str) -> None:
         if self._live is None:
-            print(text, file=sys.stderr, flush=True)
+            try:
+                print(text, file=sys.stderr, flush=True)
+            except BrokenPipeError:
+                self.quiet = True  # nobody reads any more; the work goes on
         else:
             self._live.console.out(text, highlight=False)
 

@@ -70,12 +70,21 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         scale = grads[0].float()
         weight_dtype, bias_dtype = ctx.dtypes
         return (
-            None if d_hidden is None else d_hidden * scale.to(d_hidden.dtype),
+            None if d_hidden is None else _scale_(d_hidden, scale),
             None if d_weight is None else d_weight.mul_(scale).to(weight_dtype),
             None if d_bias is None else d_bias.mul_(scale).to(bias_dtype),
             None,
             None,
         )
+
+
+def _scale_(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Multiply in place with fp32 arithmetic: a scale rounded to bf16 would bend every gradient below the head by up to 0.4 %."""
+    if rows.dtype == torch.float32:
+        return rows.mul_(scale)
+    for part in torch.split(rows, 4096):
+        part.copy_(part.float() * scale)
+    return rows
 
 
 def chunked_cross_entropy(

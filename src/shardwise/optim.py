@@ -55,7 +55,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def local_square_sum(params: Iterable[torch.Tensor]) -> torch.Tensor:
-    """This rank's share of the squared gradient norm: summed over all ranks it is the whole. 0-d fp32.
+    """This rank's share of the squared gradient norm: summed over all ranks it is the whole. 0-d fp64: a square overflows fp32.
 
     A gradient that several ranks hold alike counts 1/copies on each, so one plain sum is right for every mesh and for plain tensors
     beside DTensors, where torch's own clipping fails (facts/feasibility.md 9).
@@ -71,8 +71,8 @@ def local_square_sum(params: Iterable[torch.Tensor]) -> torch.Tensor:
         else:
             world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
             by_copies.setdefault(world, []).append(grad)
-    sums = [nn.utils.get_total_norm(grads).float().square() / copies for copies, grads in by_copies.items()]
-    return torch.stack(sums).sum() if sums else torch.zeros(())
+    sums = [nn.utils.get_total_norm(grads).double().square() / copies for copies, grads in by_copies.items()]
+    return torch.stack(sums).sum() if sums else torch.zeros((), dtype=torch.float64)
 
 
 def scale_gradients(params: Iterable[torch.Tensor], factor: float) -> None:

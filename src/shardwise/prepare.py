@@ -6,6 +6,7 @@ start the ranks without importing torch itself.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import checkpoint, data, planner
+from . import checkpoint, data, hardware, planner
 from .config import RunConfig
 from .data import Order, Prepared
 from .errors import NotReady, OnDisk, UsageError
@@ -43,6 +44,12 @@ def prepare(request: Request, say: Callable[[str], None]) -> Ready:
         RunDir.refuse_existing(run_dir)
     resume_from = _checkpoint_of(run_dir, request.resume[1]) if request.resume else None
     cluster = _cluster(request)
+    if "tensorboard" in config.trackers and importlib.util.find_spec("tensorboard") is None:
+        raise NotReady(
+            "TensorBoard is not installed",
+            where=run.where("trackers"),
+            hints=["`pip install tensorboard`", "`--set trackers=[]`"],
+        )
     source = resolve(config.model, trust_remote_code=config.trust_remote_code, where=run.where("model"))
     model = build(source)
     limits = getattr(model, "config", None)
@@ -70,8 +77,12 @@ def prepare(request: Request, say: Callable[[str], None]) -> Ready:
     )
     layout = plan.chosen.layout
     if resume_from is None:
-        RunDir.create(run_dir, run.text_with_overrides(), plan.to_json())
-        _keep_model_and_tokenizer(run_dir, source, model, tokenizer_dir)
+        _create(run_dir, request, plan, source, model, tokenizer, tokenizer_dir)
+    else:
+        step = int(resume_from.name.removeprefix("step-"))
+        later = RunDir.open(run_dir).go_on_from(step, run.text_with_overrides(), plan.to_json())
+        if later:
+            say(f"going back to step {step}: later checkpoints ({', '.join(map(str, later))}) move to {run_dir}/superseded")
     order = Order([s.num_rows for s in prepared.train.sets], prepared.train.weights, config.seed, config.global_batch)
     job = Job(
         config=config,
@@ -94,6 +105,18 @@ def prepare(request: Request, say: Callable[[str], None]) -> Ready:
     )
 
 
+def _create(
+    run_dir: Path, request: Request, plan: Plan, source: ModelSource, model: Any, tokenizer: Any, tokenizer_dir: Path
+) -> None:
+    """The run folder with all an export needs, or nothing."""
+    try:
+        RunDir.create(run_dir, request.run.text_with_overrides(), plan.to_json())
+        _keep_model_and_tokenizer(run_dir, source, model, tokenizer, tokenizer_dir)
+    except BaseException:
+        shutil.rmtree(run_dir, ignore_errors=True)
+        raise
+
+
 def _cluster(request: Request) -> Cluster:
     """The ranks and devices of this run.
 
@@ -114,7 +137,13 @@ def _cluster(request: Request) -> Cluster:
                 "`--set cluster.nodes=1` trains on this machine",
             ],
         )
+    if local and request.workers and request.workers != local:
+        raise UsageError(
+            f"torchrun started {local} ranks on this machine, `--workers {request.workers}` asks for another number",
+            hints=["leave `--workers` out under torchrun"],
+        )
     per_node = local or request.workers or asked.gpus_per_node
+    nodes = (world or 1) // (local or 1)
     visible = torch.cuda.device_count()
     if asked.device not in (None, "cpu") and not visible:
         raise NotReady(
@@ -122,13 +151,15 @@ def _cluster(request: Request) -> Cluster:
             where=where("cluster.device"),
             hints=["`--set cluster.device=cpu` rehearses on CPU"],
         )
-    cluster = make_cluster(
-        nodes=(world or 1) // (local or 1) if world else 1,
-        gpus_per_node=per_node,
-        device=asked.device,
-        memory_gib=asked.memory_gib,
-        where=where("cluster.device"),
-    )
+    if visible and asked.device != "cpu":  # the cards that are here, whatever the run file calls them
+        total = min(torch.cuda.get_device_properties(index).total_memory for index in range(visible))
+        total = round(asked.memory_gib * 2**30) if asked.memory_gib else total
+        name, outside = torch.cuda.get_device_name(0), hardware.OUTSIDE_BYTES["cuda"]
+        cluster = Cluster(nodes, per_node or visible, name, "cuda", total, outside, "torch.cuda on this machine")
+    else:
+        cluster = make_cluster(
+            nodes=nodes, gpus_per_node=per_node, device="cpu", memory_gib=asked.memory_gib, where=where("cluster.device")
+        )
     check_devices(cluster, visible)
     return cluster
 
@@ -138,9 +169,8 @@ def _plan(request: Request, run_dir: Path, source: ModelSource, model: torch.nn.
     if request.plan_file is not None:
         return _read_plan(request.plan_file, request.run.config, cluster, model)
     if request.resume is not None:
-        stored = Plan.from_json(RunDir.open(run_dir).plan())
-        fixed_anew = any(key.startswith("layout") and at.startswith("--set") for key, at in request.run.sources.items())
-        if not fixed_anew and not _differences(stored, request.run.config, cluster, model):
+        stored = _parse_plan(RunDir.open(run_dir).path / "plan.json")
+        if not _differences(stored, request.run.config, cluster, model):
             return stored
     return planner.make_plan(request.run, model, units(model), name=source.name, cluster=cluster)
 
@@ -155,16 +185,7 @@ def _data_text(prepared: Prepared, config: RunConfig, order: Order) -> str:
 
 def _read_plan(path: Path, config: RunConfig, cluster: Cluster, model: torch.nn.Module) -> Plan:
     """The plan of ``--plan``, refused where it is of another job."""
-    try:
-        plan = Plan.from_json(json.loads(path.read_text("utf-8")))
-    except FileNotFoundError as error:
-        raise OnDisk(f"plan `{path}` does not exist", where="`--plan`", hints=["leave `--plan` out to plan now"]) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise OnDisk(
-            f"`{path}` is no plan of this version of shardwise: {error}",
-            where="`--plan`",
-            hints=["leave `--plan` out to plan now"],
-        ) from error
+    plan = _parse_plan(path)
     differences = _differences(plan, config, cluster, model)
     if differences:
         raise UsageError(
@@ -179,8 +200,23 @@ def _read_plan(path: Path, config: RunConfig, cluster: Cluster, model: torch.nn.
     return plan
 
 
+def _parse_plan(path: Path) -> Plan:
+    try:
+        return Plan.from_json(json.loads(path.read_text("utf-8")))
+    except FileNotFoundError as error:
+        raise OnDisk(f"plan `{path}` does not exist", where="`--plan`", hints=["leave `--plan` out to plan now"]) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise OnDisk(
+            f"`{path}` is no plan of this version of shardwise: {error}",
+            where="`--plan`",
+            hints=["leave `--plan` out to plan now"],
+        ) from error
+
+
 def _differences(plan: Plan, config: RunConfig, cluster: Cluster, model: torch.nn.Module) -> list[str]:
     """In what a plan is of another job than this one, a text each."""
+    layout = config.layout
+    fixed = {} if isinstance(layout, str) else {k: v for k, v in layout.model_dump().items() if v is not None and v != "auto"}
     num_params = sum(param.numel() for param in model.parameters())
     now = {
         "global_batch": config.global_batch,
@@ -192,6 +228,8 @@ def _differences(plan: Plan, config: RunConfig, cluster: Cluster, model: torch.n
         ("ranks", plan.chosen.layout.world_size, cluster.world_size),
         ("parameters", plan.model["num_params"], num_params),
     ]
+    pairs += [("device", plan.cluster["kind"], cluster.kind)]
+    pairs += [(f"layout.{key}", getattr(plan.chosen.layout, key), value) for key, value in fixed.items()]
     pairs += [(key, plan.workload[key], value) for key, value in now.items()]
     return [
         f"{key}: plan {theirs:,}, run {ours:,}" if isinstance(ours, int) else f"{key}: plan {theirs}, run {ours}"
@@ -205,13 +243,19 @@ def _checkpoint_of(run_dir: Path, step: int | None) -> Path:
     return checkpoint.find(RunDir.open(run_dir).checkpoints, step)
 
 
-def _keep_model_and_tokenizer(run_dir: Path, source: ModelSource, model: Any, tokenizer_dir: Path) -> None:
+def _keep_model_and_tokenizer(run_dir: Path, source: ModelSource, model: Any, tokenizer: Any, tokenizer_dir: Path) -> None:
     """Put beside the run what an export needs: the model's config and the tokenizer."""
     target = run_dir / "model"
     target.mkdir()
     if hasattr(model, "config"):
         plain = type(model.config)(**{k: v for k, v in model.config.to_dict().items() if k not in ("use_cache", "dtype")})
         plain.architectures = [type(model).__name__]
+        if source.kind == "shape":  # the shape's ids are another tokenizer's: generation would stop at an ordinary token
+            plain.bos_token_id, plain.eos_token_id, plain.pad_token_id = (
+                tokenizer.bos_token_id,
+                tokenizer.eos_token_id,
+                tokenizer.pad_token_id,
+            )
         plain.save_pretrained(target)
     if source.folder and (Path(source.folder) / "generation_config.json").is_file():
         shutil.copy(Path(source.folder) / "generation_config.json", target)

@@ -7,12 +7,15 @@ events.jsonl    started, checkpoint, failed, ended: with time
 model/          config of the model, for the export
 tokenizer/      files of the tokenizer
 checkpoints/    step-N, whole ones only
+superseded/     what lay beyond the step that a resume went back to
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -77,6 +80,41 @@ class RunDir:
             raise OnDisk(f"`{path}` is no run folder: it has no `config.yaml`", hints=["give the `run_dir` of a run"])
         return cls(path)
 
+    def go_on_from(self, step: int, config_text: str, plan: dict[str, Any]) -> list[int]:
+        """Make the folder that of a run which stands at ``step``: what came after it moves to ``superseded/``, nothing is deleted.
+
+        Later checkpoints would otherwise be taken for this run's own, and hinder its saves. The config and plan before are kept there too.
+
+        Returns:
+            The steps of the checkpoints that moved.
+        """
+        later = sorted(
+            int(p.name[5:]) for p in self.checkpoints.glob("step-*") if p.name[5:].isdigit() and int(p.name[5:]) > step
+        )
+        old = self._records("metrics.jsonl")
+        kept = [record for record in old if record.get("step", 0) <= step]
+        changed = config_text != self.config_text() or plan != self.plan()
+        if later or len(kept) < len(old) or changed:
+            aside = _free_name(self.path / "superseded" / "before")
+            aside.mkdir(parents=True)
+            for name in ("config.yaml", "plan.json", "metrics.jsonl"):
+                if (self.path / name).is_file():
+                    shutil.copy(self.path / name, aside)
+            for late in later:
+                (self.checkpoints / f"step-{late}").rename(aside / f"step-{late}")
+            _replace(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+            _replace(self.path / "plan.json", json.dumps(plan, indent=1) + "\n")
+            _replace(self.path / "config.yaml", config_text)
+        return later
+
+    def _records(self, name: str) -> list[dict[str, Any]]:
+        """Every whole line; a crash may have left half a one."""
+        found = []
+        for line in (self.path / name).read_text("utf-8").splitlines() if (self.path / name).is_file() else []:
+            with contextlib.suppress(ValueError):
+                found.append(dict(json.loads(line)))
+        return found
+
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
@@ -110,6 +148,13 @@ class RunDir:
             if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
                 line = b"\n" + line  # a run that died here left half a line: ours stays readable
             file.write(line)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write ``path`` whole or not at all."""
+    aside = path.with_name(f".{path.name}.part")
+    aside.write_text(text, "utf-8")
+    aside.replace(path)
 
 
 def _free_name(path: Path) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import meter
-from .errors import Interrupted, ShardwiseError
+from .errors import Interrupted, LostWorker, NotReady, ShardwiseError, Terminated
 from .faults import describe
 from .rundir import RunDir
 from .world import RankContext, Ranks, init_group, leave_group, threads_per_rank
@@ -74,13 +74,16 @@ def _finished(summary: dict[str, Any], ready: Ready, run: RunDir) -> dict[str, A
 
 def _watched(ranks: Ranks, listen: Listener, request: Request, run: RunDir | None) -> list[Any]:
     """Join ``ranks`` with signals forwarded and failures recorded in the run folder."""
+    asked_to_stop: list[int] = []
     try:
-        with _forwarding(ranks):
+        with _forwarding(ranks, asked_to_stop):
             return ranks.join(lambda rank, message: listen(message))
     except KeyboardInterrupt:
         ranks.stop()
         raise _interrupted(run) from None
     except ShardwiseError as error:
+        if asked_to_stop and isinstance(error, LostWorker):
+            raise Terminated("stopped by SIGTERM before the first step; nothing was saved") from error
         if run is not None:
             run.event("failed", **error.to_json())
         raise
@@ -93,9 +96,14 @@ def _interrupted(run: RunDir | None) -> Interrupted:
 
 
 @contextlib.contextmanager
-def _forwarding(ranks: Ranks) -> Iterator[None]:
+def _forwarding(ranks: Ranks, asked: list[int]) -> Iterator[None]:
     """SIGTERM goes on to the ranks, which save and end; without this they would be orphans (facts/feasibility.md B.8)."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: ranks.signal(number))
+
+    def forward(number: int, frame: Any) -> None:
+        asked.append(number)
+        ranks.signal(number)
+
+    before = signal.signal(signal.SIGTERM, forward)
     try:
         yield
     finally:
@@ -133,6 +141,14 @@ def run_as_rank(request: Request, on_ready: Callable[[Ready], None], listen: Lis
     device_type = "cpu" if request.run.config.cluster.device == "cpu" or not torch.cuda.is_available() else "cuda"
     torch.set_num_threads(threads_per_rank(int(os.environ.get("LOCAL_WORLD_SIZE", world_size))))
     if device_type == "cuda":
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+        if local > torch.cuda.device_count():
+            raise NotReady(
+                f"torchrun started {local} ranks, {torch.cuda.device_count()} GPUs are visible",
+                why="two ranks on one GPU deadlock in NCCL",
+                hints=[f"`torchrun --nproc-per-node={torch.cuda.device_count()} ...`"],
+                common=True,
+            )
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     init_group(device_type, rank=rank, world_size=world_size, meeting=None)
     try:
@@ -152,13 +168,12 @@ def run_as_rank(request: Request, on_ready: Callable[[Ready], None], listen: Lis
         if rank == 0:
             on_ready(ready)
         summary = run_rank(RankContext(rank, world_size, listen if rank == 0 else lambda message: None), ready.job)
+        leave_group()  # after an error it could wait for peers that are stuck in a collective; the command line exits hard then
         return _finished(summary, ready, RunDir.open(ready.job.run_dir)) if rank == 0 else summary
     except ShardwiseError:
         raise
     except Exception as error:
         raise describe(error, rank) from error
-    finally:
-        leave_group()
 
 
 def _exec_measured() -> None:

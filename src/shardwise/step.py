@@ -134,10 +134,6 @@ def _not_finite(
         what,
         lines=facts,
         why="the update was not made: the weights are those before this step, and\nnothing of it was saved",
-        hints=[
-            "`shardwise train --resume RUN --set optimizer.lr=...` goes on with a lower\n      learning rate from the last checkpoint",
-            "`--set data.show=8` shows what rows hold",
-        ],
         common=True,
     )
 

@@ -6,6 +6,7 @@ that are equal on all ranks.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from dataclasses import asdict, dataclass, field
@@ -19,7 +20,7 @@ from torch import nn
 from . import checkpoint, optim, sharding, step
 from .config import RunConfig
 from .data import Order, Prepared, open_prepared
-from .errors import OnDisk, ShardwiseError
+from .errors import NotFinite, OnDisk, ShardwiseError, UsageError
 from .job import Job
 from .meter import Meter
 from .model import Unit, build, initialise, load_weights, units
@@ -42,12 +43,17 @@ class Progress:
     best: float | None = None
     best_step: int | None = None
     evals_since_best: int = 0
+    evaluated_step: int = -1
 
 
 class Trainer:
     """One rank of one run."""
 
     def __init__(self, context: RankContext, job: Job) -> None:
+        self._stop = False
+        signal.signal(
+            signal.SIGTERM, self._ask_to_stop
+        )  # first, so that a stop asked for while loading is heeded after the first step
         self.context, self.job, self.config, self.layout = context, job, job.config, job.layout
         self.rank, self.world_size = context.rank, context.world_size
         self.device = torch.device("cuda", torch.cuda.current_device()) if job.device_type == "cuda" else torch.device("cpu")
@@ -58,7 +64,7 @@ class Trainer:
         )
         self.total_steps = total_steps(self.config, self.order.steps_per_epoch)
         self.progress = Progress()
-        self._stop = False
+        self._saved_step = -1
         self._began = time.monotonic()
         self._steps_here = 0
         self._steady_tokens, self._steady_s = 0, 0.0  # of all steps but the first, which allocates and warms up
@@ -112,19 +118,20 @@ class Trainer:
 
         Collective: every rank runs it with the same job.
         """
-        signal.signal(signal.SIGTERM, self._ask_to_stop)
         if self.job.resume_from is not None:
             self._resume(self.job.resume_from)
+            if self._due_for_evaluation() and self.progress.evaluated_step != self.progress.step:
+                self._evaluate()  # SIGTERM came before it
         else:
             self._evaluate(untrained=True)
         terminated = stopped_early = False
         while self.progress.step < self.total_steps and not (terminated or stopped_early):
             terminated = self._step().stop
             done = self.progress.step
-            if self.config.eval_every and done % self.config.eval_every == 0 and done < self.total_steps and not terminated:
+            if self._due_for_evaluation() and not terminated:
                 self._evaluate()
                 stopped_early = self._should_stop_early()
-            if self.config.checkpoint.every and done % self.config.checkpoint.every == 0:
+            if self.config.checkpoint.every and done % self.config.checkpoint.every == 0 and done < self.total_steps:
                 self._save()
         if not terminated and not stopped_early:
             self._evaluate()
@@ -132,6 +139,11 @@ class Trainer:
         if self._tensorboard:
             self._tensorboard.close()
         return self.summary("terminated" if terminated else "stopped early" if stopped_early else "done")
+
+    def _due_for_evaluation(self) -> bool:
+        """After the steps that ``eval_every`` names; the last step's evaluation is made at the end."""
+        done, every = self.progress.step, self.config.eval_every
+        return every is not None and done % every == 0 and 0 < done < self.total_steps
 
     def _ask_to_stop(self, number: int, frame: Any) -> None:
         self._stop = True
@@ -147,15 +159,19 @@ class Trainer:
         optim.set_lr(self.optimizer, lr)
         with self.meter.window("first" if self._steps_here == 0 else "steady"):
             loss_sum = self._accumulate(rows, global_tokens)
-            result = step.reduce_and_check(
-                self.params,
-                loss_sum,
-                global_tokens,
-                self._stop,
-                step=now + 1,
-                rows=rows,
-                find_rank=lambda: self._find_not_finite(rows, global_tokens),
-            )
+            try:
+                result = step.reduce_and_check(
+                    self.params,
+                    loss_sum,
+                    global_tokens,
+                    self._stop,
+                    step=now + 1,
+                    rows=rows,
+                    find_rank=lambda: self._find_not_finite(rows, global_tokens),
+                )
+            except NotFinite as error:
+                error.hints = tuple(self._ways_back())
+                raise
             clip = self.config.optimizer.clip
             if clip is not None and result.grad_norm > clip:
                 optim.scale_gradients(self.params, clip / (result.grad_norm + 1e-6))
@@ -215,7 +231,15 @@ class Trainer:
                 for name, data in self.data.validation.items()
             }
         progress = self.progress
-        progress.validation = losses
+        bad = [f"{name} {loss}" for name, loss in losses.items() if not math.isfinite(loss)]
+        if bad:
+            raise NotFinite(
+                f"validation loss is not finite after step {progress.step}: {', '.join(bad)}",
+                why="the last updates spoilt the weights; nothing of this step was saved",
+                hints=self._ways_back(),
+                common=True,
+            )
+        progress.validation, progress.evaluated_step = losses, progress.step
         first = next(iter(losses.values()))
         if untrained:
             progress.untrained_validation_loss = first
@@ -231,6 +255,14 @@ class Trainer:
             self._scalars("validation", progress.step, losses)
             self.context.send({"kind": "eval", **record, "untrained": untrained})
 
+    def _ways_back(self) -> list[str]:
+        """What to type after a loss that is not finite."""
+        whole = checkpoint.steps(self.run.checkpoints)
+        lower = "--set optimizer.lr=... with a lower rate"
+        if whole:
+            return [f"`shardwise train --resume {self.run.path}@{whole[-1]}\n      {lower}`"]
+        return [f"start again, `{lower}`", "`--set checkpoint.every=50` would keep what went well"]
+
     def _should_stop_early(self) -> bool:
         early = self.config.early_stop
         return early is not None and self.progress.evals_since_best >= early.patience
@@ -240,8 +272,9 @@ class Trainer:
     def _save(self) -> None:
         """Save this step unless it is saved already, then drop what ``checkpoint`` does not ask to keep."""
         now = self.progress.step
-        if now in checkpoint.steps(self.run.checkpoints):
+        if now == self._saved_step:
             return
+        self._saved_step = now
         began = time.monotonic()
         state = {
             "progress": asdict(self.progress),
@@ -249,6 +282,7 @@ class Trainer:
             "data": self.job.data_folder.name,
             "source_dtype": source_dtype(self.job.source),
             "world_size": self.world_size,
+            "global_batch": self.config.global_batch,
         }
         with self.meter.window("save"):
             checkpoint.save(self.run.checkpoints, now, self.model, self.optimizer, state)
@@ -276,7 +310,20 @@ class Trainer:
                 ],
                 common=True,
             )
+        if state["global_batch"] != self.config.global_batch:
+            raise UsageError(
+                f"the checkpoint was made with global_batch {state['global_batch']}, this run has {self.config.global_batch}",
+                where=str(folder),
+                why="rows would be skipped or come twice",
+                hints=[f"`--set global_batch={state['global_batch']}`"],
+                common=True,
+            )
         self.progress = Progress(**state["progress"])
+        self._saved_step = self.progress.step
+        if state["total_steps"] != self.total_steps:
+            self._say(
+                f"the run has {self.total_steps} steps now, {state['total_steps']} before: the learning rate follows the new number"
+            )
         if not state["rng_restored"]:
             self._say(f"resumed on {self.world_size} ranks from {state['world_size']}: the same batches, another dropout")
 

@@ -104,10 +104,14 @@ def init_group(
 
 
 def leave_group() -> None:
-    """Destroy the process group, if there is one."""
+    """Destroy the process group, if there is one, once every rank is done with it.
+
+    Collective: a barrier, so that no rank sees its peer's sockets close while it still works.
+    """
     import torch.distributed as dist
 
     if dist.is_initialized():
+        dist.barrier()
         dist.destroy_process_group()
 
 

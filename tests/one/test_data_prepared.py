@@ -396,7 +396,7 @@ def test_progress_says_what_was_decided_and_the_three_shares(tmp_path: Path) -> 
     assert said == [
         "c.jsonl: chat, from column `messages`",
         "c.jsonl: 1 document as chat, 20 tokens",
-        "c.jsonl: 1 row of 64, trained 15.0 %, padded 68.8 %, truncated 0.0 %",
+        "c.jsonl: 1 row of 64\n        trained 15.0 %, padded 68.8 %, truncated 0.0 %",
     ]
     again: list[str] = []
     kit.make(path, tmp_path, progress=again.append)

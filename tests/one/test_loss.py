@@ -50,6 +50,19 @@ def test_the_bf16_value_is_the_sum_of_fp32_losses_not_a_bf16_sum():
     assert chunked_cross_entropy(hidden, weight, None, labels, 300).item() == pytest.approx(expected.item(), rel=1e-7)
 
 
+def test_in_bf16_the_scale_of_the_loss_is_not_rounded_to_bf16():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(500, 16).bfloat16(), torch.randn(64, 16).bfloat16()
+    labels = torch.randint(0, 64, (500,))
+    grads = []
+    for scale in (1.0, 2 / 1021):  # 2/1021 is 0.3 % away from the nearest bf16
+        inputs = hidden.clone().requires_grad_()
+        (chunked_cross_entropy(inputs, weight, None, labels, 100) * scale).backward()
+        grads.append(inputs.grad.double())
+    ratio = (grads[1] * grads[0]).sum() / (grads[0] ** 2).sum()
+    assert float(ratio) == pytest.approx(2 / 1021, rel=2e-4)
+
+
 def test_a_batch_without_labels_costs_nothing_and_gives_zero_gradients():
     hidden, weight = torch.randn(6, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
     loss = chunked_cross_entropy(hidden, weight, None, torch.full((6,), -100), 4)

@@ -166,6 +166,12 @@ hint: `echo $CUDA_VISIBLE_DEVICES` shows what hides the others"""
     )
 
 
+@pytest.mark.parametrize("workers", ["0", "-1", "two"])
+def test_a_number_of_workers_that_is_none(cli, workers):
+    done = cli(*SAFE, f"--workers={workers}")
+    assert done.returncode == 2 and f"`{workers}` is no number of 1 or more" in done.stderr
+
+
 def test_a_run_folder_that_exists(cli, project):
     (project / "taken").mkdir()
     (project / "taken/file").write_text("x")

@@ -52,6 +52,7 @@ def test_three_steps_and_three_resumed_are_six_bit_for_bit(cli, project):
     losses = metrics(project / "run")
     out = cli.json("train", "--resume", "run@3")
     assert out["steps"] == 6
+    assert (project / "run/superseded/before-2/step-6/manifest.json").is_file(), "the first step-6 moved: the one compared is new"
     assert_same(tensors_of(project / "run/checkpoints/step-6"), whole)
     assert metrics(project / "run")[-3:] == losses[3:]
 
@@ -72,6 +73,38 @@ def test_the_global_batches_are_the_same_at_1_2_and_4_ranks(cli, project):
         losses[ranks] = metrics(project / f"run{ranks}")
     assert losses[2] == pytest.approx(losses[1], rel=1e-5)
     assert losses[4] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_going_back_to_an_older_step_saves_its_own_work_and_loses_nothing(cli, project):
+    cli.json("train", "run.yaml", "--set", "checkpoint.every=2")
+    first = tensors_of(project / "run/checkpoints/step-6")
+    out = cli("train", "--resume", "run@4", "--set", "optimizer.lr=1e-5", "--json")
+    assert out.returncode == 0, out.stderr
+    assert "going back to step 4: later checkpoints (6) move to run/superseded" in out.stderr
+    again = tensors_of(project / "run/checkpoints/step-6")
+    assert any(not torch.equal(again[key], first[key]) for key in first)
+    assert_same(tensors_of(project / "run/superseded/before-2/step-6"), first)
+    assert metrics(project / "run", "lr")[-1] < 1e-5 < metrics(project / "run", "lr")[3], (
+        "the losses of steps 5 and 6 are the new ones"
+    )
+    assert len(metrics(project / "run")) == 6 and "lr: 1.0e-5" in (project / "run/config.yaml").read_text()
+    longer = cli.json("train", "--resume", "run", "--set", "steps=7")
+    assert longer["steps"] == 7 and cli.json("train", "--resume", "run")["steps"] == 7, "what was set once stays set"
+
+
+def test_another_global_batch_on_resume_is_refused(cli, project):
+    cli.json("train", "run.yaml", "--set", "steps=2")
+    out = cli("train", "--resume", "run", "--set", "global_batch=4", "--set", "steps=6")
+    assert out.returncode == 2
+    assert "error: the checkpoint was made with global_batch 8, this run has 4\n" in out.stderr
+
+
+def test_a_validation_loss_that_is_not_finite_ends_the_run_before_its_save(cli, project):
+    spoil = "optimizer={lr: 1e38, clip: null, schedule: constant}"
+    out = cli("train", "run.yaml", "--set", spoil, "--set", "steps=1")
+    assert out.returncode == 5, out.stderr
+    assert "error: validation loss is not finite after step 1: validation nan" in out.stderr
+    assert not list((project / "run/checkpoints").glob("step-*"))
 
 
 def test_a_run_saved_by_two_ranks_goes_on_with_one(cli, project):
@@ -192,9 +225,8 @@ error: gradient norm is nan in step 2, every loss is finite
   why: the update was not made: the weights are those before this step, and
        nothing of it was saved
 
-hint: `shardwise train --resume RUN --set optimizer.lr=...` goes on with a lower
-      learning rate from the last checkpoint
-hint: `--set data.show=8` shows what rows hold
+hint: `shardwise train --resume run@1
+      --set optimizer.lr=... with a lower rate`
 exit code 5 (not finite)
 """)
     saved = [int(p.name[5:]) for p in (project / "run/checkpoints").glob("step-*")]

@@ -205,7 +205,7 @@ class ClusterConfig(Section):
     nodes: Count = _key(1, "machines; more than one needs `torchrun` on each", unit="machines")
     gpus_per_node: Count | None = _key(
         None,
-        "ranks on each machine; null is all its GPUs, 2 workers where there is none, 8 where `device` names another card",
+        "ranks on each machine; null is all its GPUs, one worker where there is none",
         unit="GPUs; on CPU worker processes",
         price="on CPU about 0.5 GiB of host memory a worker",
     )

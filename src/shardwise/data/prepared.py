@@ -95,7 +95,7 @@ def prepare(
     prepared = open_prepared(folder)
     for packed in (*prepared.train.sets, *prepared.validation.values()):
         rows = f"{packed.num_rows:,} row{'s' * (packed.num_rows != 1)} of {packed.seq_len:,}"
-        progress(f"{short_name(packed.name)}: {rows}, {packed.stats.text()}")
+        progress(f"{short_name(packed.name)}: {rows}\n        {packed.stats.text()}")
     return prepared
 
 

@@ -80,7 +80,12 @@ def document_attention(
     if sliding_window is not None and _current.longest > sliding_window:
         raise ValueError(f"sliding window {sliding_window} is shorter than a document of {_current.longest} tokens")
     groups = query.shape[1] // key.shape[1]
-    if _current.cumulative is not None and query.dtype in (torch.bfloat16, torch.float16) and dropout == 0.0:
+    if (
+        _current.cumulative is not None
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and dropout == 0.0
+        and value.shape[-1] == query.shape[-1]
+    ):
         return _varlen(query, key, value, _current, scaling, groups), None
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)

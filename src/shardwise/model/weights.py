@@ -202,6 +202,12 @@ def _match(model: Any, wanted: dict[str, torch.Tensor], found: dict[str, tuple[s
         for name in missing[:5]
     ]
     lines += [("unknown", f"`{key}`") for key in unexpected[:5]] + [("shape", text) for text in wrong[:5]]
+    if any(".experts.0." in key for key in unexpected) and any(".experts." in name for name in missing):
+        raise OnDisk(
+            f"weights in `{folder}` hold one tensor an expert, the model one for all",
+            why="mixture-of-experts weights of the hub's form are not read yet",
+            hints=["convert once: `AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW)`"],
+        )
     raise OnDisk(
         f"weights in `{folder}` do not fit the model: {len(missing)} missing, {len(unexpected)} unknown, {len(wrong)} of another shape",
         lines=lines,
