@@ -22,6 +22,7 @@ from .units import bytes_text
 if TYPE_CHECKING:
     from .job import Ready
 
+_NOISE_BYTES = 4 << 20  # Python's own large blocks come and go by about this much; below it a share says nothing
 _EPILOG = (
     "exit codes: 0 done, 1 the answer is no, 2 usage, 3 machine not ready, 4 on disk,\n"
     "5 not finite, 6 out of memory, 7 hang or lost worker, 70 our bug, 130 Ctrl-C,\n143 SIGTERM after a whole save"
@@ -219,7 +220,7 @@ def _say_summary(console: Console, summary: dict[str, Any]) -> None:
         console.say(
             f"  rank {rank}         measured  {bytes_text(peak)}, unexplained {bytes_text(peak - predicted)} ({(peak - predicted) / predicted:+.1%})"
         )
-    if measured and abs(max(measured) - predicted) > 0.05 * predicted:
+    if measured and abs(max(measured) - predicted) > max(0.05 * predicted, _NOISE_BYTES):
         console.warn("the measured peak differs from the plan by more than 5 %")
     console.say(f"run              {summary['run_dir']}, {summary['steps']} steps")
 
