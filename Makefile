@@ -15,7 +15,7 @@ test: $(STAMP)
 test-all: test
 	@mkdir -p bench/records
 	@{ date -u +%Y-%m-%d; $(BIN)/shardwise --version; $(BIN)/python -c 'import torch; print("torch", torch.__version__)'; } > bench/records/slow-tests.txt
-	$(BIN)/python -m pytest -m slow -v --durations=0 >> bench/records/slow-tests.txt || { cat bench/records/slow-tests.txt; exit 1; }
+	$(BIN)/python -m pytest -m slow -v --durations=0 --no-header >> bench/records/slow-tests.txt || { cat bench/records/slow-tests.txt; exit 1; }
 	@cat bench/records/slow-tests.txt
 
 check: $(STAMP)
