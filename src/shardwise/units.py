@@ -5,10 +5,8 @@ Inside shardwise sizes are whole bytes and times are seconds; GiB and minutes ex
 
 from __future__ import annotations
 
-import re
-
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-_COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_COUNTS = {"M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def gib(num_bytes: float) -> float:
@@ -43,15 +41,3 @@ def duration_text(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def parse_count(text: str | int) -> int:
-    """A count as people write it: ``100M``, ``1.5B``, ``4096``.
-
-    Raises:
-        ValueError: ``text`` is no number with an optional K, M, B or T.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMBT]?)\s*", str(text).upper())
-    if not match:
-        raise ValueError(f"`{text}` is no count; write for example 100M")
-    return round(float(match[1]) * _COUNTS[match[2]])

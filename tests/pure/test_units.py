@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.units import GIB, bytes_text, count_text, duration_text, gib, parse_count
+from shardwise.units import GIB, bytes_text, count_text, duration_text, gib
 
 
 @pytest.mark.parametrize(
@@ -43,23 +43,8 @@ def test_times_are_told_in_two_units_at_most(seconds, text):
     assert duration_text(seconds) == text
 
 
-@pytest.mark.parametrize(("text", "count"), [("100M", 100_000_000), ("1.5b", 1_500_000_000), (" 4096 ", 4096), (7, 7)])
-def test_counts_are_read_as_people_write_them(text, count):
-    assert parse_count(text) == count
-
-
-def test_what_is_no_count_is_refused_with_an_example():
-    with pytest.raises(ValueError, match=r"^`lots` is no count; write for example 100M$"):
-        parse_count("lots")
-
-
 @given(st.integers(0, 2**60))
 def test_the_text_of_bytes_is_within_one_part_in_twenty_of_them(num_bytes):
     number, unit = bytes_text(num_bytes).split()
     size = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
     assert abs(float(number) * size - num_bytes) <= 0.05 * size + 1e-9
-
-
-@given(st.integers(0, 10**15))
-def test_a_plain_count_reads_back(count):
-    assert parse_count(str(count)) == count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -124,11 +125,8 @@ def free_bytes(folder: Path) -> int:
 
 
 def hash_of(file: Path) -> str:
-    digest = xxhash.xxh3_128()
     with file.open("rb") as handle:
-        while block := handle.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(handle, xxhash.xxh3_128).hexdigest()
 
 
 def flush(path: Path) -> None:

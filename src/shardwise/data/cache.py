@@ -7,6 +7,7 @@ Two processes that make the same folder at once both succeed; one of the two cop
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -49,11 +50,8 @@ def digest(facts: Any) -> str:
 
 def file_digest(path: Path) -> str:
     """32 hexadecimal digits of a file's bytes."""
-    whole = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            whole.update(block)
-    return whole.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def publish(final: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
